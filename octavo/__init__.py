@@ -1,0 +1,1 @@
+"""Octavo: serves large language models over gRPC."""
