@@ -1,0 +1,294 @@
+"""Options: one frozen dataclass per process is the single source of its options.
+
+A field made by `option` or `argument` carries its help, limits and spelling; the command line, the values
+printed at start, and the arguments handed to a child process are all derived from it. Knows dataclasses and
+argparse; must not know which processes exist.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from octavo.sizes import format_bytes, parse_bytes
+
+T = TypeVar("T")
+Kind = Literal["plain", "bytes", "seconds", "positional"]
+
+DEFAULT_MODEL = "SmolLM2-135M-Instruct"
+"""The model served when none is named; `octavo.sources` resolves it to files."""
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+_METADATA_KEY = "octavo.option"
+
+
+class OptionError(ValueError):
+    """A value an option cannot take: names the option, the value, the limit and what to do."""
+
+    def __init__(self, flag: str, value: object, limit: str, remedy: str) -> None:
+        super().__init__(f"{flag} {value}: {limit}. {remedy}")
+        self.flag = flag
+        self.value = value
+        self.limit = limit
+        self.remedy = remedy
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The closed range of a number; None leaves that side open."""
+
+    minimum: float | None = None
+    maximum: float | None = None
+
+    def __str__(self) -> str:
+        if self.minimum is not None and self.maximum is not None:
+            return f"must be between {self.minimum:g} and {self.maximum:g}"
+        if self.minimum is not None:
+            return f"must be at least {self.minimum:g}"
+        return f"must be at most {self.maximum:g}"
+
+    def hold(self, value: float) -> bool:
+        above = self.minimum is None or value >= self.minimum
+        return above and (self.maximum is None or value <= self.maximum)
+
+
+@dataclass(frozen=True)
+class OptionInfo:
+    """What the command line needs to know of a field beyond its name, type and default."""
+
+    help: str
+    flag: str | None
+    choices: tuple[str, ...]
+    limits: Limits | None
+    kind: Kind
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a config class: field name, flag, value type, default, and what `option` was told."""
+
+    name: str
+    flag: str
+    type: type
+    optional: bool
+    default: Any
+    info: OptionInfo
+
+    @property
+    def label(self) -> str:
+        """How messages call it: the flag, or MODEL for a positional argument."""
+        return self.name.upper() if self.info.kind == "positional" else self.flag
+
+    def show(self, value: object) -> str:
+        """The value as people read it: sizes with their unit, None as `unset`, booleans as on and off."""
+        if value is None:
+            return "unset"
+        if isinstance(value, bool):
+            return "on" if value else "off"
+        if self.info.kind == "bytes" and isinstance(value, int):
+            return format_bytes(value)
+        if self.info.kind == "seconds":
+            return f"{value:g} s"
+        return str(value)
+
+
+def option(
+    default: T,
+    help: str,
+    *,
+    flag: str | None = None,
+    choices: Sequence[str] = (),
+    limits: Limits | None = None,
+    kind: Kind = "plain",
+) -> T:
+    """A dataclass field that is an option.
+
+    `flag` replaces the spelling derived from the field name (`max_num_seqs` is `--max-num-seqs`). `kind` is
+    "bytes" for sizes such as 2GiB, "seconds" for durations. Booleans become `--x` and `--no-x`. Returns a
+    dataclass field, typed as its value so that type checkers see the annotation.
+    """
+    info = OptionInfo(help, flag, tuple(choices), limits, kind)
+    return dataclasses.field(default=default, metadata={_METADATA_KEY: info})
+
+
+def argument(default: T, help: str) -> T:
+    """A dataclass field that is a positional argument which may be left out, such as [MODEL]."""
+    info = OptionInfo(help, None, (), None, "positional")
+    return dataclasses.field(default=default, metadata={_METADATA_KEY: info})
+
+
+def options_of(config_class: type) -> tuple[Option, ...]:
+    """Every option of a config class, in the order of its fields."""
+    hints = typing.get_type_hints(config_class)
+    found = []
+    for field in dataclasses.fields(config_class):
+        info = field.metadata.get(_METADATA_KEY)
+        if info is None:
+            continue
+        value_type, optional = _value_type(hints[field.name])
+        flag = info.flag or "--" + field.name.replace("_", "-")
+        found.append(Option(field.name, flag, value_type, optional, field.default, info))
+    return tuple(found)
+
+
+def add_options(
+    parser: argparse._ActionsContainer, config_class: type, *, without: Iterable[str] = ()
+) -> tuple[str, ...]:
+    """Add the options of a config class to a parser or a group of one; returns the field names added.
+
+    `without` leaves fields out: what a supervisor decides itself, or what another config class already added.
+    Nothing is stored for an option that was not given, so the namespace tells given from default.
+    """
+    skipped = frozenset(without)
+    added = [entry for entry in options_of(config_class) if entry.name not in skipped]
+    for entry in added:
+        _add_option(parser, entry)
+    return tuple(entry.name for entry in added)
+
+
+def given_options(config_class: type, namespace: argparse.Namespace) -> dict[str, Any]:
+    """The options of the class that were given on the command line, by field name."""
+    values = vars(namespace)
+    return {entry.name: values[entry.name] for entry in options_of(config_class) if entry.name in values}
+
+
+def from_args(config_class: type[T], namespace: argparse.Namespace, **overrides: object) -> T:
+    """Build the config from parsed arguments; `overrides` are fields the caller decides.
+
+    Raises OptionError for a value outside its limits.
+    """
+    return config_class(**{**given_options(config_class, namespace), **overrides})
+
+
+def check_values(config: Any) -> None:
+    """Raise OptionError for the first value outside its choices or limits; called from `__post_init__`."""
+    for entry in options_of(type(config)):
+        value = getattr(config, entry.name)
+        if value is None and entry.optional:
+            continue
+        _check_value(entry, value)
+
+
+def differences(config: Any) -> list[str]:
+    """One line for each value that differs from its default: `--max-num-seqs 8 (default 64)`."""
+    return [
+        f"{entry.label} {entry.show(getattr(config, entry.name))} (default {entry.show(entry.default)})"
+        for entry in options_of(type(config))
+        if getattr(config, entry.name) != entry.default
+    ]
+
+
+def to_arguments(config: Any) -> list[str]:
+    """The command line that makes this config again, naming only what differs from the defaults."""
+    words: list[str] = []
+    positional: list[str] = []
+    for entry in options_of(type(config)):
+        value = getattr(config, entry.name)
+        if value == entry.default:
+            continue
+        if value is None:
+            raise OptionError(entry.label, "unset", "its default is not unset", "Give it a value")
+        if entry.info.kind == "positional":
+            positional.append(str(value))
+        elif entry.type is bool:
+            words.append(entry.flag if value else _negation(entry.flag))
+        else:
+            words.append(f"{entry.flag}={value}")
+    # Behind `--` a value that begins with a dash is still a value.
+    return [*words, "--", *positional] if positional else words
+
+
+def flags_of(config_class: type) -> Mapping[str, Option]:
+    """Every spelling of every option of the class, the negations of booleans included."""
+    return dict(_spellings(options_of(config_class)))
+
+
+def _spellings(entries: Iterable[Option]) -> Iterator[tuple[str, Option]]:
+    for entry in entries:
+        if entry.info.kind == "positional":
+            continue
+        yield entry.flag, entry
+        if entry.type is bool:
+            yield _negation(entry.flag), entry
+
+
+def _negation(flag: str) -> str:
+    return "--no-" + flag.removeprefix("--")
+
+
+def _value_type(hint: Any) -> tuple[type, bool]:
+    """The plain type behind a field's annotation, and whether None is allowed beside it."""
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        members = [member for member in typing.get_args(hint) if member is not types.NoneType]
+        if len(members) == 1:
+            return _value_type(members[0])[0], True
+    if hint in (str, int, float, bool):
+        return hint, False
+    raise TypeError(f"an option is str, int, float or bool, perhaps with None, not {hint}")
+
+
+def _add_option(parser: argparse._ActionsContainer, entry: Option) -> None:
+    text = entry.info.help.replace("%", "%%")
+    if entry.info.kind == "positional":
+        parser.add_argument(entry.name, nargs="?", default=argparse.SUPPRESS, metavar=entry.label, help=text)
+        return
+    if entry.default is not None:
+        text += f" (default: {entry.show(entry.default)})"
+    settings: dict[str, Any] = {"dest": entry.name, "default": argparse.SUPPRESS, "help": text}
+    if entry.type is bool:
+        parser.add_argument(entry.flag, action=argparse.BooleanOptionalAction, **settings)
+        return
+    settings["type"] = _parser_of(entry)
+    if entry.info.choices:
+        settings["metavar"] = "{" + ",".join(entry.info.choices) + "}"
+    else:
+        settings["metavar"] = {"bytes": "SIZE", "seconds": "SECONDS"}.get(entry.info.kind) or {
+            int: "N",
+            float: "X",
+        }.get(entry.type, "TEXT")
+    parser.add_argument(entry.flag, **settings)
+
+
+def _parser_of(entry: Option) -> Any:
+    def parse(text: str) -> object:
+        try:
+            value = parse_bytes(text) if entry.info.kind == "bytes" else entry.type(text)
+        except ValueError as error:
+            expected = {int: "a whole number", float: "a number"}.get(entry.type, "a value")
+            reason = str(error) if entry.info.kind == "bytes" else f"{text!r} is not {expected}"
+            raise argparse.ArgumentTypeError(reason) from None
+        try:
+            _check_value(entry, value)
+        except OptionError as error:
+            raise argparse.ArgumentTypeError(f"{error.value}: {error.limit}. {error.remedy}") from None
+        return value
+
+    return parse
+
+
+def _check_value(entry: Option, value: Any) -> None:
+    default = f"The default is {entry.show(entry.default)}"
+    if value is None:
+        raise OptionError(entry.label, "unset", "needs a value", f"The default is {entry.show(entry.default)}")
+    if entry.info.choices and value not in entry.info.choices:
+        raise OptionError(
+            entry.label,
+            value,
+            f"must be one of {', '.join(entry.info.choices)}",
+            default,
+        )
+    limits = entry.info.limits
+    if limits is not None and not limits.hold(value):
+        raise OptionError(entry.label, entry.show(value), str(limits), _remedy(entry, limits, value))
+
+
+def _remedy(entry: Option, limits: Limits, value: float) -> str:
+    nearest = limits.minimum if limits.minimum is not None and value < limits.minimum else limits.maximum
+    other = "leave it out" if entry.default is None else f"the default, {entry.show(entry.default)}"
+    return f"Use {nearest:g} or {other}"

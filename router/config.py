@@ -1,0 +1,48 @@
+"""The router's options, each with its default and a sentence; values found at run time live elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.options import DEFAULT_MODEL, LOG_LEVELS, Limits, argument, check_values, option
+
+_PORT = Limits(0, 65535)
+
+
+@dataclass(frozen=True)
+class RouterConfig:
+    """One router process: where it listens, which model's text it speaks, which scheduler it asks."""
+
+    model: str = argument(
+        DEFAULT_MODEL,
+        "Model whose tokenizer and chat template are used: a directory, a .gguf file or a hub name.",
+    )
+    served_model_name: str | None = option(
+        None, "Name clients call the model by; the last part of the model's path when left out."
+    )
+    host: str = option("127.0.0.1", "Address the public HTTP and gRPC ports listen on.")
+    http_port: int = option(8000, "Port of the OpenAI-compatible HTTP API; 0 picks a free one.", limits=_PORT)
+    grpc_port: int = option(8001, "Port of the gRPC API; 0 picks a free one.", limits=_PORT)
+    scheduler_address: str = option("127.0.0.1:8002", "host:port of the scheduler.")
+    token_listen: str = option(
+        "tcp://127.0.0.1:0", "ZeroMQ endpoint this router receives tokens on; port 0 picks a free one."
+    )
+    token_advertise: str | None = option(
+        None, "Endpoint workers are told to send tokens to, where it differs from what --token-listen bound."
+    )
+    recovery_timeout: float = option(
+        60.0,
+        "Longest that a request waits for a replacement when its worker or the scheduler is lost.",
+        kind="seconds",
+        limits=Limits(minimum=0),
+    )
+    max_message_bytes: int = option(
+        16 * 2**20,
+        "Largest request body or gRPC message accepted from a client.",
+        kind="bytes",
+        limits=Limits(minimum=2**16),
+    )
+    log_level: str = option("info", "Least serious messages that are logged.", choices=LOG_LEVELS)
+
+    def __post_init__(self) -> None:
+        check_values(self)

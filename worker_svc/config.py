@@ -1,0 +1,84 @@
+"""The worker's options, each with its default and a sentence; values found at run time live elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.options import DEFAULT_MODEL, LOG_LEVELS, Limits, OptionError, argument, check_values, option
+
+_AT_LEAST_ONE = Limits(minimum=1)
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """One worker process: which model it holds, in which precision, with how much room for KV blocks.
+
+    The pool of KV blocks has one size, from the first of these that is given: `num_kv_blocks`,
+    `kv_cache_memory`, and else `kv_memory_fraction` of the memory left free by the weights, but no more than
+    `octavo.memory.default_kv_bytes` finds useful.
+    """
+
+    model: str = argument(DEFAULT_MODEL, "Model to serve: a directory, a .gguf file or a hub name.")
+    served_model_name: str | None = option(
+        None, "Name clients call the model by; the last part of the model's path when left out."
+    )
+    scheduler_address: str = option("127.0.0.1:8002", "host:port of the scheduler to attach to.")
+    dtype: str = option(
+        "auto",
+        "Precision of weights and KV cache; auto follows the checkpoint.",
+        choices=("auto", "bfloat16", "float16", "float32"),
+    )
+    max_model_len: int | None = option(
+        None,
+        "Longest sequence, prompt and output together; the model's own limit when unset.",
+        limits=_AT_LEAST_ONE,
+    )
+    block_size: int = option(16, "Tokens in a KV block.", limits=Limits(1, 256))
+    num_kv_blocks: int | None = option(None, "Number of KV blocks.", limits=_AT_LEAST_ONE)
+    kv_cache_memory: int | None = option(None, "Size of the KV cache.", kind="bytes", limits=Limits(minimum=2**16))
+    kv_memory_fraction: float = option(
+        0.5,
+        "Share of the memory left free by the weights that the KV cache may take where neither "
+        "--num-kv-blocks nor --kv-cache-memory is given; it takes no more than --max-num-seqs sequences can use.",
+        limits=Limits(0.01, 0.95),
+    )
+    max_num_seqs: int = option(64, "Most sequences that run at once.", limits=Limits(1, 4096))
+    max_num_batched_tokens: int = option(
+        512, "Most tokens computed in one step, prefill and decode together.", limits=Limits(1, 65536)
+    )
+    kernels: str = option(
+        "auto",
+        "Kernels to compute with; auto takes the fastest that this machine runs.",
+        choices=("auto", "reference", "cpu"),
+    )
+    num_threads: int | None = option(
+        None, "Threads of one step; the cores this process may use when unset.", limits=_AT_LEAST_ONE
+    )
+    seed: int = option(0, "Seed of requests that bring none.", limits=Limits(-(2**63), 2**63 - 1))
+    log_level: str = option("info", "Least serious messages that are logged.", choices=LOG_LEVELS)
+
+    def __post_init__(self) -> None:
+        check_values(self)
+        if self.num_kv_blocks is not None and self.kv_cache_memory is not None:
+            raise OptionError(
+                "--num-kv-blocks",
+                self.num_kv_blocks,
+                "says the size of the KV cache, and so does --kv-cache-memory",
+                "Give one of the two",
+            )
+        if self.max_num_seqs > self.max_num_batched_tokens:
+            raise OptionError(
+                "--max-num-seqs",
+                self.max_num_seqs,
+                f"is more than --max-num-batched-tokens {self.max_num_batched_tokens}, and each running "
+                "sequence takes a token of every step",
+                f"Use at most {self.max_num_batched_tokens}, or raise --max-num-batched-tokens",
+            )
+
+    def without_effect(self) -> tuple[tuple[str, str], ...]:
+        """Fields whose value changes nothing because another decides, each with the reason."""
+        if self.num_kv_blocks is not None:
+            return (("kv_memory_fraction", "--num-kv-blocks fixes the size of the KV cache"),)
+        if self.kv_cache_memory is not None:
+            return (("kv_memory_fraction", "--kv-cache-memory fixes the size of the KV cache"),)
+        return ()
