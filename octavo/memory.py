@@ -1,0 +1,177 @@
+"""How much memory a model takes: weights, KV blocks, workspace, as arithmetic over its shape.
+
+The checks predict with these functions before anything is loaded, and the worker allocates by the same ones.
+Knows numbers alone: no file, no tensor, no machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+DTYPE_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+BF16_INSTRUCTIONS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+"""CPU flags (x86, x86, ARM) of which any one means that bf16 products run in hardware."""
+
+RUNTIME_BYTES = 230 * 2**20
+"""Resident bytes of a worker before it loads a model: Python, torch, grpc, ZeroMQ; measured."""
+
+DEFAULT_TOKENS_PER_SEQUENCE = 1024
+"""Context that the default KV pool allows each of `max_num_seqs` sequences at once."""
+
+_LOGIT_COPIES = 4  # raw, processed, their log-softmax or noise, and the sort order of top-k and top-p
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The numbers of a decoder of the Llama family that decide its memory."""
+
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_model_len: int
+    tied_embeddings: bool
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> ModelShape:
+        """From the fields of a Hugging Face config.json. Raises KeyError naming a field that is missing."""
+        heads = int(config["num_attention_heads"])
+        return cls(
+            num_layers=int(config["num_hidden_layers"]),
+            hidden_size=int(config["hidden_size"]),
+            intermediate_size=int(config["intermediate_size"]),
+            num_heads=heads,
+            num_kv_heads=int(config.get("num_key_value_heads") or heads),
+            head_dim=int(config.get("head_dim") or int(config["hidden_size"]) // heads),
+            vocab_size=int(config["vocab_size"]),
+            max_model_len=int(config["max_position_embeddings"]),
+            tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+        )
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights of embedding, layers, norms and, unless tied, the output head; biases not counted."""
+        attention = 2 * self.hidden_size * self.head_dim * (self.num_heads + self.num_kv_heads)
+        mlp = 3 * self.hidden_size * self.intermediate_size
+        norms = 2 * self.hidden_size
+        tables = (1 if self.tied_embeddings else 2) * self.vocab_size * self.hidden_size
+        return self.num_layers * (attention + mlp + norms) + self.hidden_size + tables
+
+    def kv_block_bytes(self, block_size: int, dtype: str) -> int:
+        """Bytes of one block over all layers: keys and values of `block_size` tokens."""
+        per_token = 2 * self.num_layers * self.num_kv_heads * self.head_dim
+        return per_token * block_size * DTYPE_BYTES[dtype]
+
+    def weight_bytes(self, dtype: str) -> int:
+        """Bytes of the weights as the worker holds them.
+
+        A tied output head is counted twice: the matrix product wants its own packed layout, while the
+        embedding is read row by row.
+        """
+        packed_head = self.vocab_size * self.hidden_size if self.tied_embeddings else 0
+        return (self.num_parameters + packed_head) * DTYPE_BYTES[dtype]
+
+    def workspace_bytes(self, max_num_seqs: int, max_num_batched_tokens: int, dtype: str) -> int:
+        """Most bytes that one step's activations and logits take beside weights and KV.
+
+        Logits are fp32 over the vocabulary for each sampled row. The widest moment of a layer holds residual,
+        normed input, both halves of the MLP and their product for each row.
+        """
+        logits = _LOGIT_COPIES * max_num_seqs * self.vocab_size * 4
+        row = 3 * self.hidden_size + 3 * self.intermediate_size + 2 * self.num_heads * self.head_dim
+        return logits + max_num_batched_tokens * row * DTYPE_BYTES[dtype]
+
+
+@dataclass(frozen=True)
+class KvRequest:
+    """What was asked of the KV pool: the worker's options, as numbers. `max_model_len` is the resolved one."""
+
+    block_size: int
+    max_model_len: int
+    max_num_seqs: int
+    num_kv_blocks: int | None = None
+    kv_cache_memory: int | None = None
+    kv_memory_fraction: float = 0.5
+
+
+@dataclass(frozen=True)
+class KvPool:
+    """The size of the KV pool, and the sentence that says where it comes from."""
+
+    num_blocks: int
+    block_size: int
+    block_bytes: int
+    reason: str
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_blocks * self.block_size
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_blocks * self.block_bytes
+
+
+def size_kv_pool(request: KvRequest, block_bytes: int, free_bytes: int) -> KvPool:
+    """The pool that a request gets where `free_bytes` are left after weights and workspace.
+
+    The first of `num_kv_blocks`, `kv_cache_memory` and `kv_memory_fraction` that is given decides. By default
+    the share of free memory is cut to what is useful: room for `max_num_seqs` sequences of
+    DEFAULT_TOKENS_PER_SEQUENCE tokens, or for one of `max_model_len` where that is more. Never negative.
+    """
+    if request.num_kv_blocks is not None:
+        return KvPool(request.num_kv_blocks, request.block_size, block_bytes, "--num-kv-blocks")
+    if request.kv_cache_memory is not None:
+        blocks = request.kv_cache_memory // block_bytes
+        return KvPool(blocks, request.block_size, block_bytes, "--kv-cache-memory")
+    useful_tokens = max(request.max_model_len, request.max_num_seqs * DEFAULT_TOKENS_PER_SEQUENCE)
+    useful_blocks = -(-useful_tokens // request.block_size)
+    share_blocks = max(0, int(free_bytes * request.kv_memory_fraction)) // block_bytes
+    if useful_blocks <= share_blocks:
+        reason = f"all that {request.max_num_seqs} sequences at once can be expected to use"
+        return KvPool(useful_blocks, request.block_size, block_bytes, reason)
+    reason = f"{request.kv_memory_fraction:.0%} of the memory left free by the weights"
+    return KvPool(share_blocks, request.block_size, block_bytes, reason)
+
+
+@dataclass(frozen=True)
+class MemoryPrediction:
+    """What a worker will hold, in bytes, by purpose."""
+
+    runtime_bytes: int
+    weight_bytes: int
+    kv_bytes: int
+    workspace_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.runtime_bytes + self.weight_bytes + self.kv_bytes + self.workspace_bytes
+
+
+def predict(
+    shape: ModelShape, dtype: str, request: KvRequest, max_num_batched_tokens: int, free_bytes: int
+) -> tuple[MemoryPrediction, KvPool]:
+    """Memory of a worker for this model, and the KV pool it gets, where `free_bytes` are free before it starts."""
+    weights = shape.weight_bytes(dtype)
+    workspace = shape.workspace_bytes(request.max_num_seqs, max_num_batched_tokens, dtype)
+    left = free_bytes - RUNTIME_BYTES - weights - workspace
+    pool = size_kv_pool(request, shape.kv_block_bytes(request.block_size, dtype), left)
+    return MemoryPrediction(RUNTIME_BYTES, weights, pool.num_bytes, workspace), pool
+
+
+def resolve_dtype(requested: str, checkpoint_dtype: str | None, cpu_flags: frozenset[str]) -> str:
+    """The precision to compute in: what was asked, else the checkpoint's.
+
+    A quantized checkpoint has none (None): then bfloat16 where the CPU has instructions for it, else float32.
+    """
+    if requested != "auto":
+        return requested
+    if checkpoint_dtype is not None:
+        return checkpoint_dtype
+    return "bfloat16" if cpu_flags & BF16_INSTRUCTIONS else "float32"
