@@ -1,0 +1,1 @@
+"""Checks: what is known to go wrong with a start, found before anything is loaded."""

@@ -1,0 +1,38 @@
+"""The registry: every check there is, in the order in which they are run, shown and documented."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from octavo.checks import installation, memory, model, ports
+from octavo.checks.types import Check, Facts, Finding, Severity
+
+CHECKS: tuple[Check, ...] = (*installation.CHECKS, *ports.CHECKS, *model.CHECKS, *memory.CHECKS)
+
+
+def run_checks(facts: Facts, checks: Iterable[Check] = CHECKS) -> tuple[Finding, ...]:
+    """What the checks find, in order; those with nothing to judge are left out."""
+    findings = (check.run(facts) for check in checks)
+    return tuple(finding for finding in findings if finding is not None)
+
+
+def failures(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    return tuple(finding for finding in findings if finding.severity is Severity.FAILURE)
+
+
+def warnings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    return tuple(finding for finding in findings if finding.severity is Severity.WARNING)
+
+
+def table(findings: Iterable[Finding]) -> list[str]:
+    """The lines `octavo doctor` prints: state, check, measured, limit, and below it what to do."""
+    rows = tuple(findings)
+    titles = {check.id: check.title for check in CHECKS}
+    lines = []
+    for finding in rows:
+        lines.append(f"{finding.severity.value:<8} {finding.check_id:<17} {titles[finding.check_id]}")
+        lines.append(f"{'':26} found: {finding.measured}")
+        lines.append(f"{'':26} limit: {finding.limit}")
+        if finding.remedy:
+            lines.append(f"{'':26} do:    {finding.remedy}")
+    return lines
