@@ -1,0 +1,360 @@
+"""One sequence: token deltas and scheduler events in, ordered tokens and resubmissions out.
+
+Pure: no I/O and no clock; `now` is an argument, in seconds. The two paths are not ordered against each other, and
+either may lose, repeat or delay what it carries; whatever happens, each token leaves here once, in order, and the
+sequence ends once. It knows no text: stop strings belong to its caller, who calls `stop`. Its phases are those of `stream_phases`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from router.errors import ErrorKind
+from router.stream_phases import TRANSITIONS, IllegalMove, Move, Phase
+from router.stream_types import (
+    AttemptEnded,
+    Availability,
+    Completed,
+    Failed,
+    Finish,
+    Finished,
+    Input,
+    NewPromptLogprobs,
+    NewTokens,
+    Output,
+    Preempted,
+    Progress,
+    PromptDelta,
+    Queued,
+    QueueMoved,
+    ReceiptParts,
+    Scheduled,
+    StreamSpec,
+    Submit,
+    TokenDelta,
+    TokenLogprob,
+)
+
+LOSS_GRACE_S = 2.0
+"""How long tokens that the scheduler speaks of may be on their way before they count as lost."""
+
+RECEIPT_GRACE_S = 0.25
+"""How long a complete sequence waits for the event that says where it ran."""
+
+MAX_FRUITLESS_ATTEMPTS = 3
+"""Attempts whose tokens were lost, without one new token between them, that fail the sequence."""
+
+FIRST_BACKOFF_S = 0.05
+LONGEST_BACKOFF_S = 1.0
+
+
+class Stream:
+    """The state machine. `start` first, then `feed` each input and `wake` at `wake_at`; act on what they return."""
+
+    def __init__(self, spec: StreamSpec) -> None:
+        self.spec = spec
+        self.phase = Phase.OPEN
+        self.attempt = 1
+        self.receipt = ReceiptParts()
+        self._token_ids: list[int] = []
+        self._held: list[NewTokens] = []
+        wanted = spec.prompt_logprob_positions or range(0)
+        self._prompt_next, self._prompt_end = wanted.start, wanted.stop
+        self._finish: Finish | None = None
+        self._final_token_id: int | None = None
+        self._sealed = False  # the worker's own word that this is the end has come
+        self._told_tokens: int | None = None
+        self._progress: tuple[int, float] | None = None
+        self._known_tokens = 0
+        self._held_at_attempt = (0, 0)
+        self._fruitless_attempts = 0
+        self._crash_group_sizes: tuple[int, ...] = ()
+        self._backoff_s = FIRST_BACKOFF_S
+        self._ready = True
+        self._placed = self._call_over = False
+        self._retry_at: float | None = None
+        self._settle_at: float | None = None
+        self._recovery_at: float | None = None
+        self._outputs: list[Output] = []
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Every output token held so far."""
+        return tuple(self._token_ids)
+
+    @property
+    def ended(self) -> bool:
+        return self.phase is Phase.ENDED
+
+    @property
+    def wake_at(self) -> float | None:
+        """When `wake` is due next."""
+        if self.ended:
+            return None
+        progress_at = self._progress[1] if self._progress else None
+        due = [at for at in (self._retry_at, self._settle_at, self._recovery_at, progress_at) if at is not None]
+        return min(due, default=None)
+
+    def start(self) -> tuple[Output, ...]:
+        """The first attempt."""
+        self._submit()
+        return self._take()
+
+    def stop(self) -> None:
+        """The caller ends the sequence (stop string met, client gone): nothing more comes out."""
+        if not self.ended:
+            self._move(Move.END)
+
+    def feed(self, item: Input, now: float) -> tuple[Output, ...]:
+        """Take one input. What belongs to another sequence or attempt is dropped before it is looked at."""
+        if self.ended or not self._is_current(item):
+            return ()
+        match item:
+            case TokenDelta():
+                self._on_tokens(item, now)
+            case PromptDelta():
+                self._on_prompt(item, now)
+            case Scheduled():
+                self._on_scheduled(item)
+            case Preempted():
+                self.receipt = replace(self.receipt, num_preemptions=self.receipt.num_preemptions + 1)
+            case Queued():
+                self._outputs.append(QueueMoved(item.position, item.eta_s))
+            case Progress():
+                self._known_tokens = max(self._known_tokens, item.num_output_tokens)
+                self._watch_progress(now)
+            case Finished():
+                self._on_finished(item, now)
+            case AttemptEnded():
+                self._on_attempt_ended(item, now)
+            case Availability():
+                self._ready = item.ready
+        self._end_if_complete(now)
+        return self._take()
+
+    def wake(self, now: float) -> tuple[Output, ...]:
+        """Do what is due at `now`; early calls do nothing."""
+        if self.ended:
+            return ()
+        if self._retry_at is not None and now >= self._retry_at:
+            self._retry_at = None
+            self._next_attempt(Move.RETRY)
+        if self._settle_at is not None and now >= self._settle_at:
+            self._settle_at = None
+            if self._holds_all():
+                self._complete()
+            else:
+                self._lose(now)
+        if self._progress is not None and now >= self._progress[1] and not self.ended:
+            self._lose(now)
+        if self._recovery_at is not None and now >= self._recovery_at and not self.ended:
+            self._give_up_waiting(now)
+        return self._take()
+
+    # The token path.
+
+    def _is_current(self, item: Input) -> bool:
+        if isinstance(item, Availability):
+            return True
+        ours = item.stream_key == self.spec.stream_key if isinstance(item, (TokenDelta, PromptDelta)) else True
+        return ours and item.attempt == self.attempt
+
+    def _on_tokens(self, delta: TokenDelta, now: float) -> None:
+        held = len(self._token_ids)
+        if delta.position > held or self._lacks_logprobs(delta):
+            self._lose(now)
+            return
+        skip = held - delta.position
+        room = 0 if self._sealed else self.spec.max_tokens - held
+        fresh = delta.token_ids[skip : skip + room]
+        if fresh:
+            logprobs = delta.logprobs[skip : skip + len(fresh)] if delta.logprobs is not None else None
+            self._accept(NewTokens(held, fresh, logprobs))
+        if delta.finish is not None and delta.position + len(delta.token_ids) == len(self._token_ids):
+            self._finish, self._final_token_id, self._sealed = delta.finish, delta.final_token_id, True
+            if self._prompt_missing:
+                self._settle(now + LOSS_GRACE_S)
+        self._watch_progress(now)
+
+    def _lacks_logprobs(self, delta: TokenDelta) -> bool:
+        if not self.spec.wants_logprobs or not delta.token_ids:
+            return False
+        return delta.logprobs is None or len(delta.logprobs) != len(delta.token_ids)
+
+    def _accept(self, tokens: NewTokens) -> None:
+        self._token_ids.extend(tokens.token_ids)
+        self._fruitless_attempts = 0
+        self._backoff_s = FIRST_BACKOFF_S
+        self._recovery_at = None
+        if self._prompt_missing:
+            self._held.append(tokens)
+        else:
+            self._outputs.append(tokens)
+
+    def _on_prompt(self, delta: PromptDelta, now: float) -> None:
+        if delta.start > self._prompt_next:
+            self._lose(now)
+            return
+        skip = self._prompt_next - delta.start
+        fresh: tuple[TokenLogprob, ...] = delta.logprobs[skip : skip + self._prompt_end - self._prompt_next]
+        if not fresh:
+            return
+        self._outputs.append(NewPromptLogprobs(self._prompt_next, fresh))
+        self._prompt_next += len(fresh)
+        if not self._prompt_missing:
+            self._outputs.extend(self._held)
+            self._held.clear()
+
+    @property
+    def _held_counts(self) -> tuple[int, int]:
+        return len(self._token_ids), self._prompt_next
+
+    @property
+    def _prompt_missing(self) -> bool:
+        return self._prompt_next < self._prompt_end
+
+    def _watch_progress(self, now: float) -> None:
+        """Remember since when the scheduler has known of a token that has not arrived."""
+        if self.phase is not Phase.OPEN and self.phase is not Phase.RUNNING:
+            return
+        held = len(self._token_ids)
+        if self._progress is not None and held >= self._progress[0]:
+            self._progress = None
+        if self._progress is None and self._known_tokens > held:
+            self._progress = (self._known_tokens, now + LOSS_GRACE_S)
+
+    # The scheduler's call.
+
+    def _on_scheduled(self, event: Scheduled) -> None:
+        if self.phase is not Phase.WAITING:
+            self._move(Move.PLACED)
+        self._placed = True
+        self._recovery_at = None
+        self._backoff_s = FIRST_BACKOFF_S
+        old = self.receipt
+        self.receipt = replace(
+            old,
+            queue_s=old.queue_s + event.queue_s,
+            cached_tokens=event.cached_tokens if old.cached_tokens is None else old.cached_tokens,
+            recomputed_tokens=old.recomputed_tokens + event.recomputed_tokens,
+            replica=event.replica,
+            numerics=event.numerics,
+            batch_invariant=event.batch_invariant,
+        )
+
+    def _on_finished(self, event: Finished, now: float) -> None:
+        self._told_tokens = event.num_output_tokens
+        self._finish = self._finish or event.finish
+        if self._final_token_id is None and event.finish is Finish.STOP_TOKEN and len(self.spec.stop_token_ids) == 1:
+            (self._final_token_id,) = self.spec.stop_token_ids
+        self._settle(now + LOSS_GRACE_S)
+
+    def _on_attempt_ended(self, end: AttemptEnded, now: float) -> None:
+        self._call_over = True
+        if self.phase is Phase.SETTLING or self.phase is Phase.WAITING:
+            return
+        if self._holds_all():
+            return
+        if end.failure is not None and not end.retriable:
+            self._fail(end.failure, end.message, end.retry_after_s)
+            return
+        if end.crash_group_size:
+            self._crash_group_sizes = (*self._crash_group_sizes, end.crash_group_size)
+        if self._recovery_at is None:
+            self._recovery_at = now + self.spec.recovery_timeout_s
+        if self.phase is Phase.RUNNING:
+            self._next_attempt(Move.CUT)
+            return
+        self._move(Move.BROKEN)
+        self._progress = None
+        self._retry_at = now + self._backoff_s
+        self._backoff_s = min(2 * self._backoff_s, LONGEST_BACKOFF_S)
+
+    # Completion, loss, failure.
+
+    def _holds_all(self) -> bool:
+        """Whether the sequence is complete by what is held here; then it is never submitted again."""
+        if self._prompt_missing:
+            return False
+        told = self._told_tokens is not None and len(self._token_ids) >= self._told_tokens
+        return told or self._sealed or len(self._token_ids) >= self.spec.max_tokens
+
+    def _end_if_complete(self, now: float) -> None:
+        if self.ended:
+            return
+        if self._finish is Finish.NUMERIC_ERROR:
+            where = f"replica {self.receipt.replica}" if self.receipt.replica else "the replica"
+            self._fail(ErrorKind.INTERNAL, f"the model's logits held NaN or infinity on {where}")
+        elif self._holds_all():
+            nameless = self._finish is Finish.STOP_TOKEN and self._final_token_id is None
+            if not nameless and (self._placed or self._call_over or self._told_tokens is not None):
+                self._complete()
+            else:
+                self._settle(now + (LOSS_GRACE_S if nameless else RECEIPT_GRACE_S))
+
+    def _settle(self, until: float) -> None:
+        if self.phase is not Phase.SETTLING:
+            self._move(Move.TOLD)
+            self._settle_at = until
+            self._retry_at = self._recovery_at = self._progress = None
+
+    def _complete(self) -> None:
+        finish = self._finish or Finish.LENGTH
+        self._move(Move.END)
+        self._outputs.append(Completed(finish, self._final_token_id, len(self._token_ids), self.receipt))
+
+    def _fail(self, kind: ErrorKind, message: str, retry_after_s: float | None = None) -> None:
+        self._move(Move.END)
+        self._outputs.append(Failed(kind, message, retry_after_s))
+
+    def _lose(self, now: float) -> None:
+        """Tokens of this attempt will not come: ask for them again, from what is held."""
+        if self.phase is Phase.WAITING:
+            return  # another attempt is coming anyway
+        if self._held_counts == self._held_at_attempt:
+            self._fruitless_attempts += 1
+        if self._fruitless_attempts >= MAX_FRUITLESS_ATTEMPTS:
+            self._fail(
+                ErrorKind.UNAVAILABLE,
+                f"{self._fruitless_attempts} attempts brought no new token: what replica "
+                f"{self.receipt.replica or '(unknown)'} sends does not reach this router at {self.spec.endpoint}",
+            )
+            return
+        self._next_attempt(Move.LOST)
+
+    def _give_up_waiting(self, now: float) -> None:
+        if self.phase is Phase.OPEN and self._ready:
+            self._recovery_at = now + self.spec.recovery_timeout_s  # in the queue of a scheduler that can serve
+            return
+        limit = f"{self.spec.recovery_timeout_s:g} s (--recovery-timeout)"
+        self._fail(ErrorKind.UNAVAILABLE, f"no replica took the sequence over within {limit}")
+
+    # Attempts.
+
+    def _next_attempt(self, move: Move) -> None:
+        self._move(move)
+        self.attempt += 1
+        self.receipt = replace(self.receipt, num_attempts=self.attempt)
+        if not self._sealed:
+            self._finish = self._final_token_id = None
+        self._told_tokens = self._progress = self._settle_at = self._retry_at = None
+        self._known_tokens = 0
+        self._placed = self._call_over = False
+        self._submit()
+
+    def _submit(self) -> None:
+        self._held_at_attempt = self._held_counts
+        # The scheduler runs only what has a token to come; a full sequence is here for its prompt's logprobs.
+        prior = self._token_ids[: self.spec.max_tokens - 1]
+        start = self._prompt_next if self._prompt_missing else None
+        self._outputs.append(Submit(self.attempt, tuple(prior), self._crash_group_sizes, start))
+
+    def _move(self, move: Move) -> None:
+        try:
+            self.phase = TRANSITIONS[self.phase, move]
+        except KeyError:
+            raise IllegalMove(f"a sequence that is {self.phase.value} cannot take: {move.value}") from None
+
+    def _take(self) -> tuple[Output, ...]:
+        outputs, self._outputs = tuple(self._outputs), []
+        return outputs
