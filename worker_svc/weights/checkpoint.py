@@ -1,0 +1,47 @@
+"""What a checkpoint is to the model: named tensors with shapes, loaded one at a time.
+
+Names are Hugging Face's whatever the file format. It knows no file format and no model.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+
+class WeightsError(Exception):
+    """Weights that do not fit the model or cannot be read; the message names tensors and files."""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor that a checkpoint holds: `dtype` as stored, `file` where it lies."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    file: Path
+
+
+@dataclass(frozen=True)
+class ExpectedTensor:
+    """A tensor that a model needs."""
+
+    shape: tuple[int, ...]
+
+
+class Checkpoint(Protocol):
+    """An open checkpoint. Tensors loaded from it stay valid after `close`."""
+
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """Every tensor it holds, without reading any."""
+        ...
+
+    def load(self, name: str) -> torch.Tensor:
+        """One tensor, as stored. Raises `WeightsError` for a name it does not hold."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the files."""
+        ...

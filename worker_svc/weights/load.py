@@ -1,0 +1,110 @@
+"""Opens a model's checkpoint and gives the model exactly the tensors it asks for.
+
+Every tensor is accounted for before one is read. It knows what a model expects only as names and shapes.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import torch
+
+from octavo.sources.model_source import ModelSource, SourceError
+from worker_svc.weights.checkpoint import Checkpoint, ExpectedTensor, TensorSpec, WeightsError
+from worker_svc.weights.gguf_conversion import convert_gguf_weights
+from worker_svc.weights.safetensors_checkpoint import SafetensorsCheckpoint
+
+Progress = Callable[[int, int, int], None]
+
+# Buffers that older exporters saved along; the model computes them.
+_IGNORED = ("*rotary_emb.inv_freq",)
+_TIED_HEAD = "lm_head.weight"
+_STORED_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+_log = logging.getLogger(__name__)
+
+
+def open_checkpoint(source: ModelSource, dtype: torch.dtype, *, cache_dir: Path | None = None) -> Checkpoint:
+    """Open a model's weights. `dtype` is what a GGUF file is converted to; safetensors stay as they are.
+
+    `cache_dir` is the one given to `resolve`. Raises `WeightsError` naming the file at fault.
+    """
+    try:
+        if source.is_gguf:
+            return SafetensorsCheckpoint.from_file(convert_gguf_weights(source.weights, dtype, cache_dir))
+        return SafetensorsCheckpoint.from_directory(source.weights)
+    except SourceError as error:
+        raise WeightsError(str(error)) from error
+
+
+def load_weights(
+    expected: Mapping[str, ExpectedTensor],
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    progress: Progress | None = None,
+) -> dict[str, torch.Tensor]:
+    """Load every expected tensor in `dtype`, in the order of `expected`.
+
+    A tensor stored in `dtype` is a view of the mapped file; others are converted. `progress` is called
+    after each with (tensors loaded, tensors in all, bytes loaded so far).
+
+    Raises one `WeightsError` that lists every missing, unexpected and misshapen tensor, before any is
+    read. A head that the model ties to its embedding, and rotary buffers, may be there and are not read.
+    """
+    _require_match(expected, checkpoint.specs())
+    loaded: dict[str, torch.Tensor] = {}
+    num_bytes = 0
+    for count, name in enumerate(expected, start=1):
+        loaded[name] = _convert(name, checkpoint.load(name), dtype)
+        num_bytes += loaded[name].nbytes
+        if progress is not None:
+            progress(count, len(expected), num_bytes)
+    stored = Counter(checkpoint.specs()[name].dtype for name in expected)
+    for stored_dtype, num_tensors in stored.items():
+        if stored_dtype is not dtype:
+            _log.info("%d of %d tensors converted from %s to %s", num_tensors, len(expected), stored_dtype, dtype)
+    return loaded
+
+
+def _convert(name: str, stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    converted = stored.to(dtype)
+    narrows = dtype is torch.float16 and stored.dtype is not torch.float16
+    if narrows and bool((converted.isinf() & stored.isfinite()).any()):
+        raise WeightsError(
+            f"tensor {name} holds {stored.abs().max().item():g}, more than float16 can; use --dtype bfloat16 or float32"
+        )
+    return converted
+
+
+def _require_match(expected: Mapping[str, ExpectedTensor], specs: Mapping[str, TensorSpec]) -> None:
+    missing = [f"  {name} {list(wanted.shape)}" for name, wanted in expected.items() if name not in specs]
+    unexpected = [
+        f"  {name} {list(spec.shape)} in {spec.file.name}"
+        for name, spec in specs.items()
+        if name not in expected and not _may_be_ignored(name)
+    ]
+    misshapen = [
+        f"  {name}: the model needs {list(wanted.shape)}, {spec.file.name} has {list(spec.shape)}"
+        for name, wanted in expected.items()
+        if (spec := specs.get(name)) is not None and spec.shape != wanted.shape
+    ]
+    mistyped = [
+        f"  {name}: {specs[name].dtype} in {specs[name].file.name}"
+        for name in expected
+        if name in specs and specs[name].dtype not in _STORED_DTYPES
+    ]
+    sections = {
+        "missing from the checkpoint": missing,
+        "unexpected in the checkpoint": unexpected,
+        "of another shape": misshapen,
+        "of a type that is not a plain float (quantized checkpoints are not supported)": mistyped,
+    }
+    faults = [f"{len(lines)} tensors {what}:\n" + "\n".join(lines) for what, lines in sections.items() if lines]
+    if faults:
+        raise WeightsError("the weights do not fit the model that config.json describes\n" + "\n".join(faults))
+
+
+def _may_be_ignored(name: str) -> bool:
+    return name == _TIED_HEAD or any(fnmatchcase(name, pattern) for pattern in _IGNORED)
