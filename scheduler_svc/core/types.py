@@ -1,15 +1,15 @@
-"""What goes into the scheduler core and what comes out: requests, replicas, events, refusals, statistics.
+"""What goes into the scheduler core and what comes out: requests, replicas, events, refusals.
 
 Plain frozen data which mirrors the wire (`octavo.internal.v1`) without importing it. Knows nothing of queues, blocks or
 steps; must not know protobuf, gRPC, clocks or text. Times are nanoseconds of the caller's monotonic clock. Work and its
-results are in `plan.py`.
+results are in `plan.py`, load in `statistics.py`.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 class FinishReason(enum.IntEnum):
@@ -30,14 +30,14 @@ class CoreLimits:
     """What bounds the core beside the replicas' own limits."""
 
     max_waiting: int = 2048
-    """Sequences that may wait; the next is refused with QUEUE_FULL. Resumed ones (attempt > 1) are never refused for it."""
+    """Sequences that may wait; the next is refused with QUEUE_FULL. Resumed ones (attempt > 1) never are."""
     max_waiting_tokens: int = 4_000_000
     """Prompt and prior tokens that waiting sequences may hold together. One sequence alone may always wait."""
     max_num_seqs: int | None = None
     """Most sequences that run at once on a replica, if below its slots."""
     max_num_batched_tokens: int | None = None
-    """Most tokens in one step, if below the replica's own limit. Rows that run always get one token each, so the number of
-    rows is kept at or below it."""
+    """Most tokens in one step, if below the replica's own limit. Each running row gets at least one, so no more rows
+    than this run."""
     enable_prefix_caching: bool = True
     """Whether full blocks are findable by their content."""
     max_unanswered_plans: int = 2
@@ -45,8 +45,8 @@ class CoreLimits:
     progress_tokens: int = 32
     """Output tokens between two Progress events of a sequence, at least."""
     max_overtakes: int = 64
-    """Sequences that may start before one which waits for blocks, although it goes before them. After that many none does,
-    until it starts."""
+    """Sequences that may start before one which waits for blocks, although it goes before them. After that many, no
+    other starts until it does."""
 
     def __post_init__(self) -> None:
         for name in ("max_waiting", "max_waiting_tokens", "max_unanswered_plans", "progress_tokens"):
@@ -65,8 +65,7 @@ class Request:
     """One attempt at one sequence. Fields are those of the wire's GenerateRequest, which documents them further."""
 
     sequence_id: int
-    """Made by the caller, unique among the live sequences (a counter will do). Everything about the attempt is named by it;
-    client-chosen ids never are."""
+    """Made by the caller, unique among the live sequences (a counter will do); never a client's choice."""
     model: str
     """Served name."""
     prompt_token_ids: Sequence[int]
@@ -132,7 +131,7 @@ class ReplicaSpec:
     num_slots: int
     """Rows that can be live at once."""
     max_step_tokens: int
-    """Most tokens in one step; at least one per slot is not required, the core then runs fewer rows."""
+    """Most tokens in one step. Below num_slots, no more rows than this run."""
     num_host_blocks: int = 0
     """KV blocks in host memory. Not used yet."""
 
@@ -227,7 +226,7 @@ class ReplicaLost:
 
     replica_id: int
     rows_in_step: int
-    """Distinct sequences in the replica's unanswered plans, ended ones included; 0: this sequence was in none of them."""
+    """Distinct sequences in its unanswered plans, ended ones included; 0: this sequence was in none of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,8 +261,8 @@ class RefusalReason(enum.Enum):
     """It crashed a replica twice while alone there. Final; INTERNAL."""
 
 
-class Refused(Exception):  # noqa: N818 - an outcome, named as the callers speak of it
-    """`submit` did not accept the request. `field`, `value` and `limit` say what was wrong; the message says it whole."""
+class Refused(Exception):
+    """`submit` did not accept the request: `field`, `value` and `limit` say why, the message says it whole."""
 
     def __init__(self, reason: RefusalReason, field: str, value: object, limit: object, remedy: str) -> None:
         super().__init__(f"{reason.value}: {field} is {value}, the limit is {limit}; {remedy}")
@@ -273,49 +272,9 @@ class Refused(Exception):  # noqa: N818 - an outcome, named as the callers speak
         self.limit = limit
 
 
-class IllegalTransition(RuntimeError):  # noqa: N818
+class IllegalTransition(RuntimeError):
     """A call that the state machine does not allow: an id used twice, an unknown replica."""
 
 
-class ResultMismatch(ValueError):  # noqa: N818
-    """A step result that does not answer the replica's oldest unanswered plan. Detach the replica and drop the connection."""
-
-
-# Statistics -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaStatistics:
-    """One replica's load at this moment."""
-
-    replica_id: int
-    name: str
-    model: str
-    num_running: int
-    """Sequences in slots."""
-    num_blocks: int
-    """KV blocks of the device."""
-    num_used_blocks: int
-    """Of those, held by running sequences."""
-    num_free_blocks: int
-    """Of those, held by none: num_blocks - num_used_blocks."""
-    num_cached_blocks: int
-    """Of the free ones, findable by prefix."""
-    num_unanswered_plans: int
-    load_tokens: int
-    """Known tokens of its sequences that are not computed yet, plus one per running sequence."""
-    num_preemptions: int
-    """Since it attached."""
-    num_steps: int
-    """Steps completed since it attached."""
-
-
-@dataclass(frozen=True, slots=True)
-class Statistics:
-    """The core's load at this moment."""
-
-    replicas: tuple[ReplicaStatistics, ...] = ()
-    num_waiting: dict[str, int] = field(default_factory=dict)
-    """Waiting sequences by model; preempted ones included."""
-    num_waiting_tokens: int = 0
-    """Their known tokens, in all."""
+class ResultMismatch(ValueError):
+    """A step result that does not answer the oldest unanswered plan. Detach the replica and drop the connection."""
