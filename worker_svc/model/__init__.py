@@ -1,0 +1,1 @@
+"""The decoder: its configuration, its rotary table, its forward pass."""

@@ -1,0 +1,78 @@
+"""What one step produced: the data that the runner returns and the publisher turns into messages.
+
+Plain numbers; no protobuf, no tensors on a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from worker_svc.rows import Int64Array
+
+FloatArray = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a sequence's tokens go, and under which name."""
+
+    router_id: int
+    stream_key: int
+    attempt: int
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Logprobs of N tokens, natural log: each token's own [N], and the likeliest ids with theirs [N, num_top]."""
+
+    tokens: FloatArray
+    top_ids: Int64Array
+    top: FloatArray
+
+
+@dataclass(frozen=True)
+class PromptStretch:
+    """Logprobs of prompt tokens at positions `start`, `start` + 1, ..., from one step."""
+
+    plan_row: int
+    address: Address
+    start: int
+    logprobs: TokenLogprobs
+
+    @property
+    def is_finite(self) -> bool:
+        """False where the logits held NaN or infinity."""
+        return bool(np.isfinite(self.logprobs.tokens).all())
+
+
+@dataclass(frozen=True)
+class SampledRows:
+    """The S rows of a step that sampled or ended, in the plan's order; arrays are [S].
+
+    A row whose token is an end or stop token, or meaningless for a numeric error, has `listed` false: the token is not
+    among the sequence's tokens. `output_positions` counts prior output tokens too.
+    """
+
+    plan_rows: Int64Array
+    addresses: tuple[Address, ...]
+    token_ids: Int64Array
+    listed: npt.NDArray[np.bool_]
+    finish_reasons: Int64Array
+    output_positions: Int64Array
+    # By index into these arrays, for rows that asked and whose token is listed.
+    logprobs: Mapping[int, TokenLogprobs]
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """One executed plan."""
+
+    step: int
+    num_plan_rows: int
+    # Disjoint groups of rows: those that sampled, those that failed before they could.
+    sampled: tuple[SampledRows, ...]
+    prompt_stretches: tuple[PromptStretch, ...]
