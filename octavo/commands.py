@@ -104,11 +104,11 @@ def explain(word: str, command: str) -> str:
     spelled = flag.replace("_", "-")
     if spelled != flag and spelled in own:
         return f"{flag} is spelled {spelled} here"
+    if (told := vllm_names.answer(flag)) is not None:
+        return told
     if flag in ours:
         places = " and ".join(f"`octavo {place}`" for place in ours[flag])
         return f"{flag} has no effect in `octavo {command}`; it is an option of {places}"
-    if (told := vllm_names.answer(flag)) is not None:
-        return told
     near = difflib.get_close_matches(spelled, own, n=1)
     hint = f"did you mean {near[0]}?" if near else f"see `octavo {command} --help`"
     return f"{flag} is not an option; {hint}"

@@ -15,7 +15,7 @@ def model_found(facts: Facts) -> Finding | None:
     if facts.model.missing is None:
         return Finding("model-found", Severity.OK, facts.model.directory or facts.model.name, limit)
     remedy = "Check the spelling and the path of MODEL"
-    return Finding("model-found", Severity.FAILURE, f"{facts.model.name}: {facts.model.missing}", limit, remedy)
+    return Finding("model-found", Severity.FAILURE, facts.model.missing, limit, remedy)
 
 
 def model_files(facts: Facts) -> Finding | None:

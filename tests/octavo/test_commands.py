@@ -1,0 +1,153 @@
+"""Command lines: what each command takes, and the answers to what it does not take."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from octavo import vllm_names
+from octavo.cli import main
+from octavo.commands import GROUPS, explain, parse
+from octavo.options import differences, flags_of, from_args, to_arguments
+from octavo.services import SERVICES, without_effect
+from octavo.stack import child_specs, greeting, read_options
+from router.config import RouterConfig
+from scheduler_svc.config import SchedulerConfig
+from worker_svc.config import WorkerConfig
+
+
+@pytest.mark.parametrize(
+    ("flag", "answer"),
+    [
+        ("--gpu-memory-utilization", "--kv-cache-memory"),
+        ("--gpu_memory_utilization", "--kv-cache-memory"),
+        ("--swap-space", "computed again"),
+        ("--enforce-eager", "nothing is captured"),
+        ("--no-enable-chunked-prefill", "always computed in chunks"),
+        ("--tensor-parallel-size", "not supported yet"),
+        ("-tp", "not supported yet"),
+        ("--port", "--http-port"),
+        ("--max-logprobs", "up to 20"),
+    ],
+)
+def test_a_name_of_vllm_is_answered(flag: str, answer: str) -> None:
+    told = explain(flag, "serve")
+    assert told.startswith(flag)
+    assert answer in told
+
+
+def test_every_answer_points_at_options_that_exist() -> None:
+    ours = {flag for groups in GROUPS.values() for group in groups for flag in group.flags()}
+    for name, text in vllm_names.RENAMED.items():
+        assert name not in ours or name == "--port", f"{name} is one of ours and needs no answer"
+        mentioned = {word.strip(",.:;") for word in text.split() if word.startswith("--")}
+        assert mentioned <= ours, (name, mentioned - ours)
+
+
+def test_an_option_of_another_process_is_named_with_its_place() -> None:
+    told = explain("--dtype=float32", "scheduler")
+    assert told == (
+        "--dtype has no effect in `octavo scheduler`; it is an option of `octavo serve` and `octavo worker`"
+    )
+
+
+def test_a_misspelled_option_is_answered_with_the_nearest() -> None:
+    assert explain("--max-num-seq", "serve") == "--max-num-seq is not an option; did you mean --max-num-seqs?"
+    assert explain("--max_num_seqs", "serve") == "--max_num_seqs is spelled --max-num-seqs here"
+    assert explain("--xyzzy", "worker") == "--xyzzy is not an option; see `octavo worker --help`"
+
+
+def test_each_unknown_option_is_answered_and_the_status_is_two(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse("serve", "", ["--swap-space", "4", "--dytpe", "float32"])
+    assert caught.value.code == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("octavo serve: --swap-space does not exist")
+    assert second == "octavo serve: --dytpe is not an option; did you mean --dtype?"
+
+
+def test_a_second_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("serve", "", ["one", "two"])
+    assert capsys.readouterr().err == "octavo serve: 'two' is one argument too many\n"
+
+
+def test_serve_takes_every_option_that_is_not_its_own_decision() -> None:
+    flags = {flag for group in GROUPS["serve"] for flag in group.flags()}
+    decided = {
+        "--scheduler-address",
+        "--token-listen",
+        "--token-advertise",
+        "--port",
+    }
+    everything = {flag for config in (RouterConfig, SchedulerConfig, WorkerConfig) for flag in flags_of(config)}
+    assert everything - flags == decided
+
+
+def test_serve_hands_each_option_to_the_process_it_belongs_to() -> None:
+    words = "m --served-model-name n --http-port 9000 --no-enable-prefix-caching --max-num-seqs 8 --seed=-3"
+    stack = read_options(words.split())
+    commands = {spec.name: spec.command for spec in child_specs(stack)}
+    assert list(commands) == ["router", "scheduler", "worker"]
+    again: dict[str, object] = {
+        name: from_args(SERVICES[name].config_class, parse(name, "", command[4:])) for name, command in commands.items()
+    }
+    address = f"127.0.0.1:{stack.scheduler.port}"
+    assert again == {
+        "router": RouterConfig("m", served_model_name="n", http_port=9000, scheduler_address=address),
+        "scheduler": SchedulerConfig(port=stack.scheduler.port, enable_prefix_caching=False),
+        "worker": WorkerConfig("m", "n", scheduler_address=address, max_num_seqs=8, seed=-3),
+    }
+
+
+def test_serve_chooses_ports_left_open_so_that_it_can_print_them() -> None:
+    router = read_options(["--http-port", "0", "--grpc-port", "0"]).router
+    assert router.http_port != 0
+    assert router.grpc_port != 0
+    text = "\n".join(greeting(router))
+    assert f"http://127.0.0.1:{router.http_port}/v1" in text
+    assert f"octavo chat --server 127.0.0.1:{router.grpc_port}" in text
+
+
+def test_an_option_that_another_overrules_is_named() -> None:
+    config = WorkerConfig(num_kv_blocks=8, kv_memory_fraction=0.2)
+    assert without_effect(config) == [
+        "--kv-memory-fraction has no effect: --num-kv-blocks fixes the size of the KV cache"
+    ]
+    assert without_effect(WorkerConfig(num_kv_blocks=8)) == []
+
+
+def test_differences_of_a_child_name_what_the_user_gave() -> None:
+    stack = read_options(["--max-model-len", "512"])
+    assert "--max-model-len 512 (default unset)" in differences(stack.worker)
+    assert "--max-model-len=512" in to_arguments(stack.worker)
+
+
+def test_an_unknown_command_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serv"]) == 2
+    assert "did you mean `octavo serve`?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--help"], ["version"]])
+def test_help_and_version_load_nothing_heavy(words: list[str]) -> None:
+    program = (
+        "import sys; from octavo.cli import main; status = main(sys.argv[1:]); "
+        "heavy = {'grpc', 'numpy', 'torch', 'transformers', 'asyncio', 'argparse'} & set(sys.modules); "
+        "sys.exit(status or (f'loaded {heavy}' if heavy else 0))"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("module", ["octavo", "octavo.stack", "octavo.preflight", "octavo.checks.collect"])
+def test_the_supervisor_loads_no_service_and_nothing_heavy(module: str) -> None:
+    program = (
+        f"import sys, {module}; "
+        "loaded = {'grpc', 'numpy', 'torch', 'transformers', 'tokenizers', 'router.server', "
+        "'scheduler_svc.server', 'worker_svc.server'} & set(sys.modules); "
+        "sys.exit(f'loaded {loaded}' if loaded else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
