@@ -2,7 +2,8 @@
 
 Pure: no I/O and no clock; `now` is an argument, in seconds. The two paths are not ordered against each other, and
 either may lose, repeat or delay what it carries; whatever happens, each token leaves here once, in order, and the
-sequence ends once. It knows no text: stop strings belong to its caller, who calls `stop`. Its phases are those of `stream_phases`.
+sequence ends once. It knows no text: stop strings belong to its caller, who calls `stop`. Its phases are those of
+`stream_phases`.
 """
 
 from __future__ import annotations

@@ -24,9 +24,12 @@ class Finish(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """One token's natural log probability and its likeliest alternatives as (id, logprob), best first."""
+    """A token's natural log probability and the likeliest alternatives as (id, logprob), best first.
 
-    token_id: int
+    `token_id` is None where the reader knows the token by its position in the prompt.
+    """
+
+    token_id: int | None
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
 

@@ -1,8 +1,8 @@
 """Whatever the two paths do to deltas and events, the answer comes out whole, in order, once; and it ends once.
 
 A simulated scheduler and worker answer each attempt truthfully; hypothesis is the network between them and the stream:
-it interleaves, delays, reorders, repeats and loses deltas, and breaks calls. When it is done, whatever is still under way
-arrives and time passes.
+it interleaves, delays, reorders, repeats and loses deltas, and breaks calls. When it is done, whatever is still under
+way arrives and time passes.
 """
 
 from __future__ import annotations
