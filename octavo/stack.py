@@ -113,11 +113,11 @@ def reachable_host(host: str) -> str:
 
 def _with_ports(router: RouterConfig) -> RouterConfig:
     """Choose the ports that were left open: the supervisor must know where its router will listen."""
-    return dataclasses.replace(
-        router,
-        http_port=router.http_port or free_port(router.host),
-        grpc_port=router.grpc_port or free_port(router.host),
-    )
+    http_port = router.http_port or free_port(router.host)
+    grpc_port = router.grpc_port or free_port(router.host)
+    while grpc_port == http_port:  # the system may offer a port again that nobody has bound yet
+        grpc_port = free_port(router.host)
+    return dataclasses.replace(router, http_port=http_port, grpc_port=grpc_port)
 
 
 async def _supervise(stack: StackConfig) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from octavo.options import DEFAULT_MODEL, LOG_LEVELS, Limits, argument, check_values, option
+from octavo.options import DEFAULT_MODEL, LOG_LEVELS, Limits, OptionError, argument, check_values, option
 
 _PORT = Limits(0, 65535)
 
@@ -46,3 +46,7 @@ class RouterConfig:
 
     def __post_init__(self) -> None:
         check_values(self)
+        if self.http_port == self.grpc_port != 0:
+            raise OptionError(
+                "--grpc-port", self.grpc_port, "is --http-port too", "Give each its own, or 0 for a free one"
+            )

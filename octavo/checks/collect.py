@@ -61,7 +61,7 @@ def collect(ports: Iterable[PortRequest], model: ModelRequest | None) -> Facts:
     machine = collect_machine()
     return Facts(
         machine=machine,
-        packages=tested_packages(),
+        packages=package_facts(),
         kernels=kernel_facts(),
         ports=tuple(port_facts(port) for port in ports),
         model=None if model is None else model_facts(model, machine),
@@ -78,7 +78,7 @@ def describe(machine: MachineFacts) -> list[str]:
     ]
 
 
-def tested_packages() -> tuple[PackageFacts, ...]:
+def package_facts() -> tuple[PackageFacts, ...]:
     """Installed packages that this distribution declares a range for, those of development left out."""
     try:
         requirements = importlib.metadata.requires(_DISTRIBUTION) or []
