@@ -64,7 +64,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: str | Path) -> Tokenizer:
-        """Read the tokenizer of a model directory. Raises `TokenizerError` naming the file that is missing or broken."""
+        """Read the tokenizer of a model directory. Raises `TokenizerError` naming a missing or broken file."""
         root = Path(directory)
         path = root / "tokenizer.json"
         if not path.is_file():
@@ -196,11 +196,12 @@ class PlainTextEncoder:
     def _add_tokens(self, controls: frozenset[str]) -> None:
         """Register every added token of the first backend, the control tokens under their markers."""
         secret = "".join(chr(ord("a") + int(digit, 16)) for digit in secrets.token_hex(16))
+        twins: dict[int, AddedToken] = {}
         for real_id, token in sorted(self._tokenizer.added_tokens.items()):
             name = token.content
             if name in controls:
                 name = self._marker[name] = f"{secret}{_letters(real_id)}"
-            twin = AddedToken(
+            twins[real_id] = AddedToken(
                 name,
                 single_word=token.single_word,
                 lstrip=token.lstrip,
@@ -208,11 +209,11 @@ class PlainTextEncoder:
                 normalized=token.normalized,
                 special=token.special,
             )
-            add = self._backend.add_special_tokens if token.special else self._backend.add_tokens
-            add([twin])
-            twin_id = self._backend.token_to_id(name)
+        self._backend.add_tokens(list(twins.values()))  # one call: each builds the library's automaton anew
+        for real_id, twin in twins.items():
+            twin_id = self._backend.token_to_id(twin.content)
             if twin_id is None:
-                raise TokenizerError(f"tokenizer.json: added token {name!r} cannot be registered")
+                raise TokenizerError(f"tokenizer.json: added token {real_id} cannot be registered a second time")
             self._real_id[twin_id] = real_id
 
     def encode(self, text: str, spans: Iterable[Span] = ()) -> list[int]:
