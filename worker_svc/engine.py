@@ -1,0 +1,105 @@
+"""The step loop: receive a plan, run it, publish its tokens, answer. One thread, from the inbox's first event to Stop.
+
+Knows the order of things (tokens are published before the result is sent) and what a lost attachment means: every row
+and every cached block is void. Knows neither how plans arrive nor how they are computed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from octavo.internal.v1 import scheduler_pb2, worker_pb2
+from worker_svc.attach import Attachment, Event, Inbox, Lost, Opened, Received, Stop
+from worker_svc.messages import step_result, token_batches
+from worker_svc.outcome import StepOutcome
+from worker_svc.rows import PlanError
+from worker_svc.runner import Runner
+from worker_svc.token_outlet import TokenOutlet
+
+_LOG = logging.getLogger(__name__)
+
+
+class Engine:
+    """Owns the runner and the outlet. Every method runs in the step thread."""
+
+    def __init__(self, runner: Runner, outlet: TokenOutlet, inbox: Inbox) -> None:
+        self._runner = runner
+        self._outlet = outlet
+        self._inbox = inbox
+        self._attachment: Attachment | None = None
+
+    def run(self, is_draining: Callable[[], bool]) -> None:
+        """Handles events until the process is asked to end; the running step is finished and answered."""
+        while not is_draining():
+            event = self._inbox.get()
+            if isinstance(event, Stop):
+                return
+            self.handle(event)
+
+    def handle(self, event: Event) -> None:
+        """One event. Those of an attachment other than the present one are dropped."""
+        match event:
+            case Opened(attachment):
+                self._begin(attachment)
+            case Received(attachment, response) if attachment is self._attachment:
+                self._receive(attachment, response)
+            case Lost(attachment) if attachment is self._attachment:
+                self._forget()
+            case _:
+                pass
+
+    def _begin(self, attachment: Attachment) -> None:
+        self._forget()
+        self._attachment = attachment
+
+    def _forget(self) -> None:
+        """The scheduler knows nothing of this worker any more, so the worker knows nothing either."""
+        if num_rows := self._runner.num_live_rows:
+            _LOG.warning("the attachment to the scheduler is lost: %d running sequences dropped", num_rows)
+        self._attachment = None
+        self._runner.reset()
+        self._outlet.reset()
+
+    def _receive(self, attachment: Attachment, response: scheduler_pb2.AttachResponse) -> None:
+        match response.WhichOneof("message"):
+            case "router_endpoint":
+                self._outlet.add_router(response.router_endpoint)
+            case "router_gone":
+                self._outlet.drop_router(response.router_gone)
+            case "plan":
+                self._step(attachment, response.plan)
+            case unknown:
+                _LOG.warning("a message of kind %s from the scheduler is ignored", unknown)
+
+    def _step(self, attachment: Attachment, plan: worker_pb2.StepPlan) -> None:
+        begun_ns = time.perf_counter_ns()
+        try:
+            self._check(attachment, plan)
+            outcome = self._runner.run(plan)
+        except PlanError as error:
+            _LOG.error("step %d: the scheduler's plan disagrees with the worker: %s; attaching anew", plan.step, error)
+            attachment.abandon()
+            self._forget()
+            return
+        undelivered = self._publish(outcome)
+        result = step_result(outcome, attachment.incarnation, undelivered, time.perf_counter_ns() - begun_ns)
+        attachment.say(scheduler_pb2.AttachRequest(result=result))
+
+    def _check(self, attachment: Attachment, plan: worker_pb2.StepPlan) -> None:
+        """What the runner cannot know: whom the plan is for, and which routers there are."""
+        if plan.incarnation != attachment.incarnation:
+            raise PlanError(f"it is for incarnation {plan.incarnation:x}, the worker is {attachment.incarnation:x}")
+        for admission in plan.admissions:
+            if not self._outlet.knows(admission.router_id):
+                raise PlanError(f"slot {admission.slot}: router {admission.router_id} was never announced")
+
+    def _publish(self, outcome: StepOutcome) -> set[int]:
+        """Sends every router its tokens; returns the plan's rows whose tokens nobody took."""
+        undelivered: set[int] = set()
+        for router_id, batches in token_batches(outcome).items():
+            for batch in batches:
+                if not self._outlet.send(router_id, batch.message):
+                    undelivered.update(batch.plan_rows)
+        return undelivered

@@ -1,0 +1,136 @@
+"""The size of the KV cache, and the table that accounts for the worker's memory at start.
+
+The arithmetic is octavo.memory's, by which the checks predict before anything is loaded. Knows numbers and allocates
+nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo.machine import MachineFacts
+from octavo.memory import KvPool, KvRequest, ModelShape, size_kv_pool
+from octavo.process import StartError
+from octavo.sizes import format_bytes
+from worker_svc.config import WorkerConfig
+from worker_svc.model.config import ModelConfig
+
+
+def model_shape(model: ModelConfig, max_model_len: int) -> ModelShape:
+    """The numbers of the model that decide its memory."""
+    return ModelShape(
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        intermediate_size=model.intermediate_size,
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        vocab_size=model.num_embedding_rows,
+        max_model_len=max_model_len,
+        tied_embeddings=model.tied_embeddings,
+    )
+
+
+def resolve_max_model_len(config: WorkerConfig, model: ModelConfig) -> int:
+    """The longest sequence. Raises StartError for one beyond the positions that the model was made for."""
+    if config.max_model_len is None:
+        return model.max_positions
+    if config.max_model_len > model.max_positions:
+        raise StartError(
+            f"--max-model-len {config.max_model_len} is more than the model's {model.max_positions} positions "
+            f"(max_position_embeddings); use at most {model.max_positions}"
+        )
+    return config.max_model_len
+
+
+@dataclass(frozen=True)
+class WorkerMemory:
+    """Where a worker's memory goes, in bytes."""
+
+    weight_bytes: int
+    workspace_bytes: int
+    pool: KvPool
+    # Held by others on this machine, as far as the worker can see.
+    others_bytes: int
+    # Left once the cache is full and a step runs.
+    free_bytes: int
+
+
+def size_memory(
+    config: WorkerConfig, shape: ModelShape, dtype: str, machine: MachineFacts, resident_bytes: int
+) -> WorkerMemory:
+    """Sizes the KV cache for a worker whose weights are loaded: `machine` was read after that.
+
+    Raises StartError when not one block fits, naming what is free and what a block takes.
+    """
+    workspace = shape.workspace_bytes(config.max_num_seqs, config.max_num_batched_tokens, dtype)
+    request = KvRequest(
+        block_size=config.block_size,
+        max_model_len=shape.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        num_kv_blocks=config.num_kv_blocks,
+        kv_cache_memory=config.kv_cache_memory,
+        kv_memory_fraction=config.kv_memory_fraction,
+    )
+    free = machine.free_memory_bytes - workspace
+    pool = size_kv_pool(request, shape.kv_block_bytes(config.block_size, dtype), free)
+    if pool.num_blocks < 1:
+        raise StartError(
+            f"the KV cache has no room for one block of {format_bytes(pool.block_bytes)} ({pool.reason}; "
+            f"{format_bytes(max(0, free))} free after weights and workspace); "
+            "raise --kv-cache-memory, lower --max-num-seqs or --max-num-batched-tokens, or free memory"
+        )
+    if pool.num_bytes > free:
+        raise StartError(
+            f"the KV cache of {format_bytes(pool.num_bytes)} ({pool.num_blocks} blocks, {pool.reason}) does not fit in "
+            f"the {format_bytes(max(0, free))} free after weights and workspace; lower it, or free memory"
+        )
+    return WorkerMemory(
+        weight_bytes=shape.weight_bytes(dtype),
+        workspace_bytes=workspace,
+        pool=pool,
+        others_bytes=max(0, machine.total_memory_bytes - machine.free_memory_bytes - resident_bytes),
+        free_bytes=free - pool.num_bytes,
+    )
+
+
+def memory_table(memory: WorkerMemory, shape: ModelShape, dtype: str, max_num_seqs: int) -> str:
+    """The account of memory that the log shows at start, one line a purpose."""
+    pool = memory.pool
+    longest = min(shape.max_model_len, pool.num_tokens)
+    rows = [
+        ("weights", memory.weight_bytes, f"{shape.num_parameters / 1e6:.0f} M parameters in {dtype}"),
+        (
+            "KV cache",
+            pool.num_bytes,
+            f"{pool.num_blocks} blocks of {pool.block_size} tokens, {pool.num_tokens} tokens: {pool.reason}",
+        ),
+        ("workspace", memory.workspace_bytes, "one step's activations and logits at most"),
+        ("other processes", memory.others_bytes, ""),
+        ("left free", memory.free_bytes, ""),
+    ]
+    lines = [f"{name:<16}{format_bytes(num_bytes):>11}  {note}".rstrip() for name, num_bytes, note in rows]
+    at_once = (
+        f"{_concurrency(pool, context, max_num_seqs)} of {context} tokens"
+        for context in sorted({longest, min(longest, 1024)}, reverse=True)
+    )
+    lines.append(f"sequences at once: {', '.join(at_once)}")
+    if longest < shape.max_model_len:
+        lines.append(f"longest context that fits: {longest} of the model's {shape.max_model_len} tokens")
+    return "memory\n" + "\n".join(lines)
+
+
+def _concurrency(pool: KvPool, context_tokens: int, max_num_seqs: int) -> str:
+    blocks_each = -(-context_tokens // pool.block_size)
+    fitting = pool.num_blocks // blocks_each
+    return f"{fitting}" if fitting <= max_num_seqs else f"{max_num_seqs} (--max-num-seqs)"
+
+
+def resident_bytes() -> int:
+    """Memory that this process holds now, where the system says so; else 0."""
+    statistics = Path("/proc/self/statm")
+    if not statistics.exists():
+        return 0
+    return int(statistics.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,80 @@
+"""The worker process: attaches from its first moment, loads, serves steps, and ends when asked.
+
+Only light modules are imported here; torch and everything that needs it come with the import phase, once the scheduler
+can be told that it has begun.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from queue import SimpleQueue
+
+from octavo.internal.v1 import scheduler_pb2, types_pb2
+from octavo.phases import Phase, Phases
+from octavo.process import Shutdown
+from worker_svc.attach import Inbox, SchedulerLink, Stop
+from worker_svc.config import WorkerConfig
+
+_LOG = logging.getLogger(__name__)
+
+
+class _Drained(Exception):
+    """The process was asked to end while it was starting."""
+
+
+def main(config: WorkerConfig) -> int:
+    """Runs a worker until SIGTERM or SIGINT; returns the exit status.
+
+    Raises StartError, or what else went wrong, when it cannot start.
+    """
+    name = f"{socket.gethostname()}:{os.getpid()}"
+    shutdown = Shutdown()
+    inbox: Inbox = SimpleQueue()
+    link = SchedulerLink(config.scheduler_address, inbox)
+    threading.Thread(target=_stop_when_asked, args=(shutdown, inbox), name="shutdown", daemon=True).start()
+    link.start()
+    try:
+        _serve(config, name, link, inbox, shutdown)
+    except _Drained:
+        _LOG.info("asked to end while starting")
+    finally:
+        link.close()
+        shutdown.close()
+    return 0
+
+
+def _serve(config: WorkerConfig, name: str, link: SchedulerLink, inbox: Inbox, shutdown: Shutdown) -> None:
+    def report(phase: Phase) -> None:
+        if shutdown.draining:
+            raise _Drained
+        link.report(_starting(name, phase, phases.seconds))
+
+    phases = Phases(report)
+    with phases.phase("import"):
+        from worker_svc.engine import Engine
+        from worker_svc.loading import load
+        from worker_svc.token_outlet import TokenOutlet
+    loaded = load(config, phases)
+    loaded.hello.name = name
+    _LOG.info("ready after %.2f s", phases.seconds)
+    link.ready(loaded.hello)
+    outlet = TokenOutlet()
+    try:
+        Engine(loaded.runner, outlet, inbox).run(lambda: shutdown.draining)
+    finally:
+        outlet.close()
+
+
+def _starting(name: str, phase: Phase, seconds: float) -> scheduler_pb2.WorkerStarting:
+    detail = "" if phase.total is None else f"{phase.done}/{phase.total} tensors"
+    return scheduler_pb2.WorkerStarting(
+        name=name, phase=types_pb2.StartPhase(name=phase.name, detail=detail, seconds=seconds)
+    )
+
+
+def _stop_when_asked(shutdown: Shutdown, inbox: Inbox) -> None:
+    shutdown.wait()
+    inbox.put(Stop())
