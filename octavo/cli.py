@@ -53,14 +53,14 @@ def usage() -> str:
 
 
 def _serve(words: Sequence[str]) -> int:
-    from octavo.stack import serve
+    from octavo.stack.serve import serve
 
     return serve(words)
 
 
 def _service(name: str) -> Callable[[Sequence[str]], int]:
     def run(words: Sequence[str]) -> int:
-        from octavo import services
+        from octavo.commands import services
 
         return services.run(name, words)
 
@@ -68,7 +68,7 @@ def _service(name: str) -> Callable[[Sequence[str]], int]:
 
 
 def _doctor(words: Sequence[str]) -> int:
-    from octavo.preflight import doctor
+    from octavo.commands.preflight import doctor
 
     return doctor(words)
 

@@ -11,9 +11,9 @@ from octavo.checks import docs
 from octavo.checks.installation import in_range
 from octavo.checks.registry import CHECKS, failures, run_checks, table, warnings
 from octavo.checks.types import Facts, Finding, KernelFacts, ModelFacts, PackageFacts, PortFacts, Severity
+from octavo.commands.preflight import enforce
 from octavo.machine import MachineFacts
 from octavo.memory import KvPool, MemoryPrediction
-from octavo.preflight import enforce
 from octavo.process import StartError
 
 GIB = 2**30

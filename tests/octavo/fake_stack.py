@@ -12,8 +12,8 @@ import logging
 import sys
 from pathlib import Path
 
-from octavo.console import Console
-from octavo.supervisor import Backoff, ChildSpec, Supervisor
+from octavo.stack.console import Console
+from octavo.stack.supervisor import Backoff, ChildSpec, Supervisor
 
 CHILD = str(Path(__file__).with_name("fake_child.py"))
 

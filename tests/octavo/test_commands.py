@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from octavo import vllm_names
 from octavo.cli import main
-from octavo.commands import GROUPS, explain, parse
+from octavo.commands import vllm_names
+from octavo.commands.command_line import GROUPS, explain, parse
+from octavo.commands.services import SERVICES, without_effect
 from octavo.options import differences, flags_of, from_args, to_arguments
-from octavo.services import SERVICES, without_effect
-from octavo.stack import child_specs, greeting, read_options
+from octavo.stack.serve import child_specs, greeting, read_options
 from router.config import RouterConfig
 from scheduler_svc.config import SchedulerConfig
 from worker_svc.config import WorkerConfig
@@ -141,7 +141,9 @@ def test_help_and_version_load_nothing_heavy(words: list[str]) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("module", ["octavo", "octavo.stack", "octavo.preflight", "octavo.checks.collect"])
+@pytest.mark.parametrize(
+    "module", ["octavo", "octavo.stack.serve", "octavo.commands.preflight", "octavo.checks.collect"]
+)
 def test_the_supervisor_loads_no_service_and_nothing_heavy(module: str) -> None:
     program = (
         f"import sys, {module}; "

@@ -8,8 +8,8 @@ import json
 
 import pytest
 
-from octavo.console import Console, progress_bar
-from octavo.readiness import Readiness, ask
+from octavo.stack.console import Console, progress_bar
+from octavo.stack.readiness import Readiness, ask
 
 WEIGHTS = {"process": "worker", "name": "weights", "seconds": 0.4, "ended": False, "done": 12, "total": 272}
 IMPORT = {"process": "worker", "name": "import", "seconds": 2.0, "ended": True}

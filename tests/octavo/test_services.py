@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from octavo.commands.services import SERVICES, say_cause
 from octavo.options import OptionError
 from octavo.process import StartError
-from octavo.services import SERVICES, say_cause
 from router.config import RouterConfig
 
 

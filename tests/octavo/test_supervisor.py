@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.supervisor import Backoff
+from octavo.stack.supervisor import Backoff
 
 FAKE_STACK = str(Path(__file__).with_name("fake_stack.py"))
 WAIT_S = 20

@@ -25,7 +25,7 @@ def modules_after(statement: str) -> set[str]:
         "octavo.client",
         "octavo.process",
         "octavo.sources",
-        "octavo.stack",
+        "octavo.stack.serve",
         "octavo.checks",
         "router",
         "router.server",

@@ -1,0 +1,126 @@
+"""Command lines of the processes: which options each command takes, and what is said to one it does not take.
+
+Knows the config classes of all processes, which are light; imports no service.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from octavo.commands import vllm_names
+from octavo.options import Limits, Option, add_options, flags_of, option
+from router.config import RouterConfig
+from scheduler_svc.config import SchedulerConfig
+from worker_svc.config import WorkerConfig
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """What `octavo serve` itself decides, beside the options of its processes."""
+
+    drain_timeout: float = option(
+        30.0,
+        "Longest that open requests may take after the first Ctrl-C.",
+        kind="seconds",
+        limits=Limits(minimum=0),
+    )
+    demo: bool = option(False, "Stream the answer to a sample prompt once ready, then go on serving.")
+
+
+@dataclass(frozen=True)
+class OptionGroup:
+    """The options of one config class in one command, but for those the command decides itself."""
+
+    title: str
+    config_class: type
+    without: frozenset[str] = frozenset()
+
+    def flags(self) -> Mapping[str, Option]:
+        flags = flags_of(self.config_class)
+        return {flag: entry for flag, entry in flags.items() if entry.name not in self.without}
+
+
+_SHARED = frozenset({"model", "served_model_name", "log_level"})
+_WORKER_IN_STACK = frozenset({"scheduler_address"}) | _SHARED
+
+GROUPS: Mapping[str, tuple[OptionGroup, ...]] = {
+    "serve": (
+        OptionGroup("stack", ServeConfig),
+        OptionGroup("router", RouterConfig, frozenset({"scheduler_address", "token_listen", "token_advertise"})),
+        # What limits a step is the worker's to say; the scheduler takes it from there.
+        OptionGroup(
+            "scheduler",
+            SchedulerConfig,
+            frozenset({"host", "port", "max_num_seqs", "max_num_batched_tokens"}) | _SHARED,
+        ),
+        OptionGroup("worker", WorkerConfig, _WORKER_IN_STACK),
+    ),
+    "router": (OptionGroup("router", RouterConfig),),
+    "scheduler": (OptionGroup("scheduler", SchedulerConfig),),
+    "worker": (OptionGroup("worker", WorkerConfig),),
+    "doctor": (
+        OptionGroup(
+            "router",
+            RouterConfig,
+            frozenset(flag.name for flag in flags_of(RouterConfig).values()) - {"host", "http_port", "grpc_port"},
+        ),
+        OptionGroup("worker", WorkerConfig, _WORKER_IN_STACK - {"model"}),
+    ),
+}
+"""The commands whose options come from config classes."""
+
+
+def parse(command: str, description: str, words: Sequence[str]) -> argparse.Namespace:
+    """Parse a command's words; exits with status 2 and an answer for an option it does not take."""
+    parser = argparse.ArgumentParser(prog=f"octavo {command}", description=description, allow_abbrev=False)
+    for group in GROUPS[command]:
+        section = parser.add_argument_group(f"{group.title} options")
+        add_options(section, group.config_class, without=group.without)
+    namespace, unknown = parser.parse_known_args(words)
+    if unknown:
+        flags = [word for word in unknown if word.startswith("-")]
+        surplus = [f"{unknown[0]!r} is one argument too many"]
+        refuse(parser.prog, [explain(flag, command) for flag in flags] or surplus)
+    return namespace
+
+
+def refuse(program: str, reasons: Iterable[str]) -> NoReturn:
+    """Name each thing that is wrong with the command line, and exit with status 2."""
+    for reason in reasons:
+        print(f"{program}: {reason}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def explain(word: str, command: str) -> str:
+    """Why a command does not take an option, and what to write in its place."""
+    flag = word.split("=", 1)[0]
+    ours = {name: sorted(_commands_with(name)) for name in _all_flags()}
+    own = [name for name, commands in ours.items() if command in commands]
+    spelled = flag.replace("_", "-")
+    if spelled != flag and spelled in own:
+        return f"{flag} is spelled {spelled} here"
+    if (told := vllm_names.answer(flag)) is not None:
+        return told
+    if flag in ours:
+        places = " and ".join(f"`octavo {place}`" for place in ours[flag])
+        return f"{flag} has no effect in `octavo {command}`; it is an option of {places}"
+    near = difflib.get_close_matches(spelled, own, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"see `octavo {command} --help`"
+    return f"{flag} is not an option; {hint}"
+
+
+def _all_flags() -> list[str]:
+    return [flag for groups in GROUPS.values() for group in groups for flag in group.flags()]
+
+
+def _commands_with(flag: str) -> set[str]:
+    return {
+        command
+        for command, groups in GROUPS.items()
+        if command != "doctor" and any(flag in group.flags() for group in groups)
+    }

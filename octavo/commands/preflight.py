@@ -1,0 +1,91 @@
+"""Runs the checks before a start, and for `octavo doctor`: collects what the options ask for, then judges it.
+
+Knows which options mean which facts; the judging is octavo.checks'.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from octavo.checks import collect
+from octavo.checks.registry import failures, run_checks, table, warnings
+from octavo.checks.types import Facts, Finding
+from octavo.commands import command_line
+from octavo.options import OptionError, from_args
+from octavo.process import StartError
+from router.config import RouterConfig
+from scheduler_svc.config import SchedulerConfig
+from worker_svc.config import WorkerConfig
+
+_LOG = logging.getLogger(__name__)
+
+
+def check_service(config: Any) -> None:
+    """Check what one process needs. Raises StartError with the first failure."""
+    ports: list[collect.PortRequest] = []
+    model = None
+    if isinstance(config, RouterConfig):
+        ports = router_ports(config)
+    elif isinstance(config, SchedulerConfig):
+        ports = [collect.PortRequest("--port", config.host, config.port)]
+    elif isinstance(config, WorkerConfig):
+        model = model_request(config)
+    enforce(run_checks(collect.collect(ports, model)))
+
+
+def enforce(findings: Sequence[Finding]) -> None:
+    """Log the warnings; raise StartError with the first failure, after logging any others."""
+    for finding in warnings(findings):
+        _LOG.warning("check %s", finding)
+    failed = failures(findings)
+    for finding in failed[1:]:
+        _LOG.error("check %s", finding)
+    if failed:
+        raise StartError(str(failed[0]))
+
+
+def doctor(words: Sequence[str]) -> int:
+    """Print every finding as a table; 1 when one of them would stop a start."""
+    description = "Check this machine, the installation, the ports and, where MODEL is named, the model."
+    namespace = command_line.parse("doctor", description, words)
+    try:
+        router = from_args(RouterConfig, namespace)
+        worker = from_args(WorkerConfig, namespace)
+    except OptionError as error:
+        command_line.refuse("octavo doctor", [str(error)])
+    named = hasattr(namespace, "model")
+    facts = collect.collect(router_ports(router), model_request(worker) if named else None)
+    findings = run_checks(facts)
+    print("\n".join((*machine_lines(facts), "", *table(findings))))
+    return 1 if failures(findings) else 0
+
+
+def router_ports(config: RouterConfig) -> list[collect.PortRequest]:
+    return [
+        collect.PortRequest("--http-port", config.host, config.http_port),
+        collect.PortRequest("--grpc-port", config.host, config.grpc_port),
+    ]
+
+
+def model_request(config: WorkerConfig) -> collect.ModelRequest:
+    """What a worker's options say about the memory its model will need."""
+    return collect.ModelRequest(
+        name=config.model,
+        dtype=config.dtype,
+        max_model_len=config.max_model_len,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        kv=collect.KvOptions(
+            config.block_size,
+            config.max_num_seqs,
+            config.num_kv_blocks,
+            config.kv_cache_memory,
+            config.kv_memory_fraction,
+        ),
+    )
+
+
+def machine_lines(facts: Facts) -> list[str]:
+    """What the findings were measured on."""
+    return collect.describe(facts.machine)

@@ -1,0 +1,121 @@
+"""Becomes one process of the stack: options, logging, lifeline, checks, then the service's own main.
+
+The service is imported here and nowhere else, once everything before it is in order. Whatever ends the start is
+said in one line, the last one on standard error.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.commands import command_line
+from octavo.logs import setup_logging
+from octavo.options import OptionError, differences, from_args, options_of
+from octavo.process import LIFELINE_VARIABLE, StartError, die_with_parent
+from router.config import RouterConfig
+from scheduler_svc.config import SchedulerConfig
+from worker_svc.config import WorkerConfig
+
+_LOG = logging.getLogger(__name__)
+_OWN_PACKAGES = ("octavo", "router", "scheduler_svc", "worker_svc", "kernels")
+
+
+@dataclass(frozen=True)
+class Service:
+    """A process of the stack: its config, its sentence, and the module whose `main(config)` it runs."""
+
+    name: str
+    config_class: type
+    module: str
+    description: str
+
+
+SERVICES = {
+    service.name: service
+    for service in (
+        Service("router", RouterConfig, "router.server", "Run a router: the public gRPC and HTTP APIs."),
+        Service(
+            "scheduler",
+            SchedulerConfig,
+            "scheduler_svc.server",
+            "Run the scheduler: queues, KV blocks, and what each step computes.",
+        ),
+        Service("worker", WorkerConfig, "worker_svc.server", "Run a worker: the model and its KV cache."),
+    )
+}
+
+
+def run(name: str, words: Sequence[str]) -> int:
+    """Run the service until it ends; returns the exit status."""
+    service = SERVICES[name]
+    try:
+        config: Any = from_args(service.config_class, command_line.parse(name, service.description, words))
+    except OptionError as error:
+        command_line.refuse(f"octavo {name}", [str(error)])
+    return become(service, config)
+
+
+def become(service: Service, config: Any) -> int:
+    """Turn this process into the service; returns its exit status, 1 with the cause in the last line."""
+    setup_logging(service.name, config.log_level)
+    supervised = LIFELINE_VARIABLE in os.environ
+    die_with_parent()
+    for line in (*differences(config), *without_effect(config)):
+        _LOG.info("option %s", line)
+    try:
+        if not supervised:  # the supervisor has checked for all of its children
+            _check(config)
+        main: Callable[[Any], int] = importlib.import_module(service.module).main
+        return main(config)
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        return say_cause(f"octavo {service.name}", service.name, error)
+
+
+def say_cause(program: str, extra: str, error: Exception) -> int:
+    """Write why the process ends as the last line; a defect of ours is logged with its traceback before it."""
+    if isinstance(error, (StartError, OptionError, *_source_errors())):
+        cause = str(error)
+    elif isinstance(error, ModuleNotFoundError) and not _is_ours(error.name):
+        cause = f"{error.name} is not installed. Run: pip install 'octavo[{extra}]'"
+    else:
+        _LOG.error("unexpected %s", type(error).__name__, exc_info=error)
+        cause = f"{type(error).__name__}: {error}"
+    # One line, so that whoever reads only the last line has all of it.
+    print(f"{program}: {' '.join(cause.split())}", file=sys.stderr, flush=True)
+    return 1
+
+
+def without_effect(config: Any) -> list[str]:
+    """A line for each option that was given and changes nothing, with the reason."""
+    if not hasattr(config, "without_effect"):
+        return []
+    entries = {entry.name: entry for entry in options_of(type(config))}
+    return [
+        f"{entries[name].label} has no effect: {reason}"
+        for name, reason in config.without_effect()
+        if getattr(config, name) != entries[name].default
+    ]
+
+
+def _source_errors() -> tuple[type[Exception], ...]:
+    """The errors of octavo.sources, which is not loaded only to name them: unloaded it has raised none."""
+    sources = sys.modules.get("octavo.sources")
+    return () if sources is None else (sources.SourceError,)
+
+
+def _is_ours(module: str | None) -> bool:
+    return module is not None and module.split(".")[0] in _OWN_PACKAGES
+
+
+def _check(config: Any) -> None:
+    from octavo.commands import preflight
+
+    preflight.check_service(config)

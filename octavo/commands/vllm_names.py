@@ -1,0 +1,85 @@
+"""Options that users know from vLLM, answered with ours: a table, and the sentence it makes. Knows no parser."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_NOT_YET = "is not supported yet"
+
+RENAMED: Mapping[str, str] = {
+    "--port": "is called --http-port here; gRPC has its own, --grpc-port",
+    "--model": "is the argument MODEL here: octavo serve MODEL",
+    "--uvicorn-log-level": "is called --log-level here",
+    "--kv-cache-memory-bytes": "is called --kv-cache-memory here, and takes a size such as 2GiB",
+    "--num-gpu-blocks-override": "is called --num-kv-blocks here",
+    "--gpu-memory-utilization": (
+        "has no twin: it is a share of all memory. Size the KV cache itself with --kv-cache-memory 2GiB, "
+        "--num-kv-blocks N, or --kv-memory-fraction, a share of the memory the weights leave free"
+    ),
+    "--kv-cache-dtype": "does not exist: the KV cache has the precision of --dtype",
+    "--swap-space": "does not exist: a preempted sequence is computed again, nothing is swapped to disk or host",
+    "--cpu-offload-gb": "does not exist: weights stay where the worker computes",
+    "--preemption-mode": "does not exist: preemption is by recomputation",
+    "--enforce-eager": "does not exist: nothing is captured or compiled at start",
+    "--compilation-config": "does not exist: nothing is captured or compiled at start",
+    "--max-seq-len-to-capture": "does not exist: nothing is captured or compiled at start",
+    "--enable-chunked-prefill": "needs no option: prompts are always computed in chunks, sized by "
+    "--max-num-batched-tokens",
+    "--async-scheduling": "needs no option: the next step is always planned while one runs",
+    "--max-num-partial-prefills": "does not exist: --max-num-batched-tokens alone limits a step",
+    "--long-prefill-token-threshold": "does not exist: --max-num-batched-tokens alone limits a step",
+    "--max-logprobs": "does not exist: a request may ask for up to 20 logprobs",
+    "--max-log-len": "does not exist: prompts are never logged",
+    "--enable-log-requests": "does not exist: prompts are never logged",
+    "--disable-log-requests": "needs no option: prompts are never logged",
+    "--disable-log-stats": "does not exist; --log-level warning quiets the log",
+    "--device": "does not exist: the worker takes the CPU; --kernels chooses how it computes",
+    "--attention-backend": "is called --kernels here",
+    "--load-format": "does not exist: safetensors and GGUF are told apart by the files",
+    "--tokenizer": "does not exist: the tokenizer is the one beside the weights",
+    "--tokenizer-mode": "does not exist: the tokenizer is the one beside the weights",
+    "--skip-tokenizer-init": "does not exist: the router always needs the tokenizer",
+    "--trust-remote-code": "does not exist: no code of a model is ever run",
+    "--download-dir": "does not exist: set HF_HOME to move the hub's cache",
+    "--model-impl": "does not exist: the Llama family is the one implementation",
+    "--runner": "does not exist: models generate",
+    "--task": "does not exist: models generate",
+    "--scheduling-policy": f"{_NOT_YET}: requests run first come, first served, by priority",
+    "--tensor-parallel-size": f"{_NOT_YET}: one worker holds the whole model",
+    "--pipeline-parallel-size": f"{_NOT_YET}: one worker holds the whole model",
+    "--data-parallel-size": f"{_NOT_YET} as an option: start more `octavo worker` processes",
+    "--distributed-executor-backend": f"{_NOT_YET}: one worker holds the whole model",
+    "--quantization": f"{_NOT_YET}: GGUF weights are converted to --dtype when loaded",
+    "--enable-lora": _NOT_YET,
+    "--speculative-config": _NOT_YET,
+    "--api-key": _NOT_YET,
+    "--ssl-keyfile": _NOT_YET,
+    "--ssl-certfile": _NOT_YET,
+    "--chat-template": f"{_NOT_YET}: the template beside the tokenizer is used",
+    "--generation-config": f"{_NOT_YET}: the model's own generation_config.json is used",
+    "--enable-auto-tool-choice": _NOT_YET,
+    "--tool-call-parser": _NOT_YET,
+    "--reasoning-parser": _NOT_YET,
+    "--revision": f"{_NOT_YET}: name a directory of that revision",
+    "--limit-mm-per-prompt": "does not exist: models take text alone",
+}
+"""A name of vLLM's, and how the sentence about it goes on."""
+
+SHORT_NAMES: Mapping[str, str] = {
+    "-tp": "--tensor-parallel-size",
+    "-pp": "--pipeline-parallel-size",
+    "-dp": "--data-parallel-size",
+    "-q": "--quantization",
+}
+
+
+def answer(flag: str) -> str | None:
+    """What to use in place of a vLLM option, as a sentence; None for a name that is not vLLM's.
+
+    Underscores read as dashes and `--no-` is looked through, as vLLM does both.
+    """
+    spelled = SHORT_NAMES.get(flag, flag).replace("_", "-")
+    for name in (spelled, spelled.replace("--no-", "--", 1)):
+        if name in RENAMED:
+            return f"{flag} {RENAMED[name]}"
+    return None

@@ -1,0 +1,160 @@
+"""`octavo serve`: the whole stack under one supervisor, from the options to the addresses it prints.
+
+Decides the internal addresses and what each process is told; starting and ending them is the supervisor's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from octavo.checks.collect import collect
+from octavo.checks.registry import run_checks
+from octavo.commands import command_line, preflight
+from octavo.commands.command_line import ServeConfig
+from octavo.commands.services import say_cause
+from octavo.logs import setup_logging
+from octavo.options import OptionError, from_args, to_arguments
+from octavo.ports import free_port
+from octavo.stack import readiness
+from octavo.stack.console import Console, progress_bar
+from octavo.stack.supervisor import ChildSpec, Supervisor
+from router.config import RouterConfig
+from scheduler_svc.config import SchedulerConfig
+from worker_svc.config import WorkerConfig
+
+DEMO_PROMPT = "In two sentences: why is the sky blue?"
+
+_LOOPBACK = "127.0.0.1"
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True)
+class StackConfig:
+    """The configs of all processes of one stack, with every port chosen."""
+
+    serve: ServeConfig
+    router: RouterConfig
+    scheduler: SchedulerConfig
+    worker: WorkerConfig
+
+
+def serve(words: Sequence[str]) -> int:
+    """Run the stack until Ctrl-C; returns the exit status."""
+    try:
+        stack = read_options(words)
+    except OptionError as error:
+        command_line.refuse("octavo serve", [str(error)])
+    setup_logging("serve", stack.router.log_level)
+    try:
+        # Before the internal port is chosen nothing of ours listens, so a port in use is somebody else's.
+        facts = collect(preflight.router_ports(stack.router), preflight.model_request(stack.worker))
+        preflight.enforce(run_checks(facts))
+        return asyncio.run(_supervise(stack))
+    except Exception as error:
+        return say_cause("octavo serve", "all", error)
+
+
+def read_options(words: Sequence[str]) -> StackConfig:
+    """Parse `octavo serve`'s words into one config a process. Raises OptionError."""
+    namespace = command_line.parse(
+        "serve", "Serve MODEL: a router, a scheduler and a worker under one supervisor.", words
+    )
+    scheduler_port = free_port(_LOOPBACK)
+    router = from_args(RouterConfig, namespace, scheduler_address=f"{_LOOPBACK}:{scheduler_port}")
+    scheduler = from_args(
+        SchedulerConfig,
+        namespace,
+        host=_LOOPBACK,
+        port=scheduler_port,
+        max_num_seqs=None,
+        max_num_batched_tokens=None,
+    )
+    worker = from_args(WorkerConfig, namespace, scheduler_address=router.scheduler_address)
+    return StackConfig(from_args(ServeConfig, namespace), _with_ports(router), scheduler, worker)
+
+
+def child_specs(stack: StackConfig) -> tuple[ChildSpec, ...]:
+    """The processes of the stack, in the order in which they drain: requests end before what computes them."""
+    python = (sys.executable, "-m", "octavo")
+    return tuple(
+        ChildSpec(name, (*python, name, *to_arguments(config)))
+        for name, config in (
+            ("router", stack.router),
+            ("scheduler", stack.scheduler),
+            ("worker", stack.worker),
+        )
+    )
+
+
+def greeting(router: RouterConfig) -> list[str]:
+    """Where the stack listens, and how to talk to it."""
+    host = reachable_host(router.host)
+    http, grpc = f"{host}:{router.http_port}", f"{host}:{router.grpc_port}"
+    return [
+        "",
+        f"Octavo serves {router.served_model_name or router.model}",
+        f"  HTTP   http://{http}/v1",
+        f"  gRPC   {grpc}",
+        "Talk to it:",
+        f"  octavo chat --server {grpc}",
+        f"  curl http://{http}/v1/completions -H 'Content-Type: application/json' \\",
+        '       -d \'{"prompt": "Once upon a time", "max_tokens": 32}\'',
+        f"  python -c 'import octavo; octavo.Client(\"{grpc}\")'",
+        "Ctrl-C drains and stops; a second Ctrl-C stops at once.",
+        "",
+    ]
+
+
+def reachable_host(host: str) -> str:
+    """An address to connect to, for an address that was listened on."""
+    return {"0.0.0.0": _LOOPBACK, "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+
+
+def _with_ports(router: RouterConfig) -> RouterConfig:
+    """Choose the ports that were left open: the supervisor must know where its router will listen."""
+    http_port = router.http_port or free_port(router.host)
+    grpc_port = router.grpc_port or free_port(router.host)
+    while grpc_port == http_port:  # the system may offer a port again that nobody has bound yet
+        grpc_port = free_port(router.host)
+    return dataclasses.replace(router, http_port=http_port, grpc_port=grpc_port)
+
+
+async def _supervise(stack: StackConfig) -> int:
+    console = Console(sys.stderr)
+    host = reachable_host(stack.router.host).strip("[]")
+
+    async def wait_ready() -> None:
+        while True:
+            answer = await readiness.ask(host, stack.router.http_port)
+            if answer is not None and answer.ready:
+                return
+            if answer is not None and answer.total:
+                console.status(progress_bar(answer.phase, answer.done, answer.total))
+            await asyncio.sleep(_POLL_S)
+
+    async def announce() -> None:
+        if stack.serve.demo:
+            await _show_answer(f"{reachable_host(stack.router.host)}:{stack.router.grpc_port}")
+        print("\n".join(greeting(stack.router)), flush=True)
+
+    supervisor = Supervisor(
+        child_specs(stack), wait_ready, announce, console, drain_timeout_s=stack.serve.drain_timeout
+    )
+    return await supervisor.run()
+
+
+async def _show_answer(address: str) -> None:
+    """Ask the stack the sample prompt through the command a user would type, and let it stream to the terminal."""
+    command = [sys.executable, "-m", "octavo", "chat", "--server", address, "--message", DEMO_PROMPT]
+    print(f"\n> {DEMO_PROMPT}\n", flush=True)
+    asked = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
+    try:
+        await asked.wait()
+    finally:
+        if asked.returncode is None:
+            asked.terminate()
+            await asked.wait()
