@@ -7,8 +7,8 @@ is one implementation: `kernels.reference` (plain torch, slow, the oracle), `ker
 Batch invariance. A backend whose `info.batch_invariant` is true gives each row of each operation bitwise the same
 result whatever the other rows are, however many there are, however a prompt was cut into chunks and with any number of
 threads: no reduction order may depend on those. Attention reduces over absolutely aligned partitions of `KV_PARTITION`
-positions, combined in ascending order; K and V are always read back from the cache at its precision, also by the chunk that wrote
-them; where rows are split over threads, rows, heads or columns are split, never a sum.
+positions, combined in ascending order; K and V are always read back from the cache at its precision, also by the chunk
+that wrote them; where rows are split over threads, rows, heads or columns are split, never a sum.
 """
 
 from __future__ import annotations
@@ -151,8 +151,8 @@ class SamplingBatch:
     Order of application (the logits are taken in fp32): logit bias; repetition, frequency, presence penalty; forbidden
     ids; temperature; top-k; top-p; min-p. Only ids below `vocab_size` take part. Everywhere ties go to the lowest id:
     "likelier" orders by (logit descending, id ascending). top-p keeps the shortest prefix of that order, after top-k
-    and renormalised over what top-k kept, whose probability reaches top_p. min-p keeps tokens whose probability is at least
-    min_p times the likeliest's. The likeliest token is always kept.
+    and renormalised over what top-k kept, whose probability reaches top_p. min-p keeps tokens whose probability is at
+    least min_p times the likeliest's. The likeliest token is always kept.
 
     Choice: temperature 0 takes the likeliest token; otherwise the kept token with the highest logit / T + Gumbel(u)
     (Gumbel-max, equal to sampling from the softmax), with u = `uniforms(seed, position, id)`.
@@ -289,7 +289,7 @@ class Backend(Protocol):
     # Sampling
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Samples:
-        """Chooses one token per row of [B, padded_vocab] (any float dtype); see SamplingBatch. Does not change logits."""
+        """Chooses one token per row of [B, padded_vocab], any float dtype, left unchanged; see SamplingBatch."""
         ...
 
     def logprobs(self, logits: Tensor, token_ids: Tensor, num_top: int, vocab_size: int) -> Logprobs:
