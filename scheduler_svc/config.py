@@ -32,6 +32,10 @@ class SchedulerConfig:
         "Prompt tokens that waiting requests may hold together; beyond it requests are refused.",
         limits=_AT_LEAST_ONE,
     )
+    token_networks: str = option(
+        "",
+        "Networks (CIDR, comma-separated) beside a router's own address that it may name for its tokens.",
+    )
     check_laws: bool = option(False, "Check every law of the scheduler after each transition (slow).")
     log_level: str = option("info", "Least serious messages that are logged.", choices=LOG_LEVELS)
 
