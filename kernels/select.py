@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from kernels.api import Backend
+if TYPE_CHECKING:
+    from kernels.api import Backend
 
 BackendChoice = Literal["auto", "reference", "cpu"]
 
