@@ -174,4 +174,4 @@ def _dequantized(path: Path, conversion: _Conversion) -> Iterator[torch.Tensor]:
         stop = min(start + rows_at_once, num_rows)
         rows = slice(start, stop) if conversion.order is None else conversion.order[start:stop]
         values = gguf.dequantize(np.ascontiguousarray(stored[rows]), ggml_type)
-        yield torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32).reshape(-1))
+        yield torch.from_numpy(np.require(values.reshape(-1), np.float32, ["C", "W"]))
