@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kernels.api import Backend
 
-BackendChoice = Literal["auto", "reference", "cpu"]
+BACKEND_CHOICES = ("auto", "reference", "cpu")
 
 _log = logging.getLogger(__name__)
 
 
-def open_backend(name: BackendChoice, num_threads: int | None) -> Backend:
+def open_backend(name: str, num_threads: int | None) -> Backend:
     """The backend of that name with its thread count set (None: left as it is).
 
     "auto" is the C++ kernels where they were built and load, else the reference, with a warning that gives the reason.
     Raises RuntimeError with that reason when "cpu" is asked for and cannot serve, ValueError for an unknown name.
     """
+    if name not in BACKEND_CHOICES:
+        raise ValueError(f"kernels {name!r} is not one of {', '.join(BACKEND_CHOICES)}")
     if name == "reference":
         return _open_reference(num_threads)
-    if name not in ("auto", "cpu"):
-        raise ValueError(f"kernels {name!r} is not one of auto, reference, cpu")
     reason = _cpu_unavailable_reason()
     if reason is None:
         return _open_cpu(num_threads)

@@ -41,22 +41,23 @@ class ReferenceLinear:
 def pack(weight: Tensor, bias: Tensor | None) -> tuple[ReferenceLinear, str]:
     """Packs a weight and says why its product is not row invariant ("" when it is).
 
-    Tries the weight's own dtype first, then fp32 (exact inputs, one rounding at the end; twice the memory of bf16),
-    then the plain product. Raises ValueError for a weight that is not a matrix.
+    Tries the weight's own dtype first, then fp32 for 16-bit ones (exact inputs, one rounding at the end, twice the
+    memory), then the plain product. Raises ValueError for a weight that is not a matrix.
     """
     if weight.dim() != 2:
         raise ValueError(f"weight must be [out_features, in_features], got shape {tuple(weight.shape)}")
     columns, depth = weight.shape
     widths = sorted({min(_MAX_PART_COLUMNS, columns), columns % _MAX_PART_COLUMNS} - {0})
-    for dtype in dict.fromkeys((weight.dtype, torch.float32)):
-        if onednn_supports(dtype) and all(_rows_agree(width, depth, dtype) for width in widths):
+    candidates = [dtype for dtype in _compute_dtypes(weight.dtype) if onednn_supports(dtype)]
+    for dtype in candidates:
+        if all(_shape_agrees(width, depth, dtype) for width in widths):
             cuts = range(0, columns, _MAX_PART_COLUMNS)
             parts = tuple(_pack_part(weight, bias, cut, dtype) for cut in cuts)
             return ReferenceLinear(depth, columns, weight.dtype, dtype, parts, _onednn_linear), ""
     why = (
         f"a {columns}x{depth} {weight.dtype} product gives a row other bits in other batches"
-        if onednn_supports(torch.float32)
-        else "this torch has no oneDNN linear for packed weights"
+        if candidates
+        else f"this torch has no oneDNN product of packed {weight.dtype} weights"
     )
     return ReferenceLinear(depth, columns, weight.dtype, weight.dtype, ((weight, bias),), F.linear), why
 
@@ -93,6 +94,10 @@ def _onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return result
 
 
+def _compute_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+    return (dtype, torch.float32) if dtype.itemsize == 2 else (dtype,)
+
+
 @functools.cache
 def onednn_supports(dtype: torch.dtype) -> bool:
     """Whether this torch and CPU multiply packed weights of `dtype`."""
@@ -108,20 +113,22 @@ def onednn_supports(dtype: torch.dtype) -> bool:
 
 
 @functools.cache
-def _rows_agree(columns: int, depth: int, dtype: torch.dtype) -> bool:
-    """Whether equal rows give bitwise equal results at every place of calls of every probed row count.
-
-    A weight of the shape made of a short random pattern stands for the real one: the kernel chosen depends on shapes.
-    """
+def _shape_agrees(columns: int, depth: int, dtype: torch.dtype) -> bool:
+    """`rows_agree` for a weight shape. Short random patterns stand for the real weight: shapes choose the kernel."""
     generator = torch.Generator().manual_seed(0)
     pattern = torch.randn(997, generator=generator).to(dtype)
     size = columns * depth
     weight = pattern.repeat(size // len(pattern) + 1)[:size].view(columns, depth)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_ROWS)
     distinct = torch.randn(_PROBE_DISTINCT_ROWS, depth, generator=generator).to(dtype)
-    expected = _onednn_linear(distinct, packed, None)
+    return rows_agree(lambda x: _onednn_linear(x, packed, None), distinct)
+
+
+def rows_agree(product: Callable[[Tensor], Tensor], distinct: Tensor) -> bool:
+    """Whether equal rows give bitwise equal results at every place of calls of every probed row count."""
+    expected = product(distinct)
     for num_rows in _PROBE_ROWS:
-        which = torch.arange(num_rows) % _PROBE_DISTINCT_ROWS
-        if not torch.equal(_onednn_linear(distinct[which], packed, None), expected[which]):
+        which = torch.arange(num_rows) % len(distinct)
+        if not torch.equal(product(distinct[which]), expected[which]):
             return False
     return True
