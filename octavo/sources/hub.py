@@ -8,6 +8,8 @@ from pathlib import Path
 from octavo.sources.model_source import SourceError
 
 _WANTED = ("*.json", "*.jinja", "*.safetensors")
+# The same weights again, in their authors' own layout.
+_UNWANTED = ("consolidated*", "original/*")
 
 
 def fetch_from_hub(name: str) -> Path:
@@ -24,7 +26,7 @@ def fetch_from_hub(name: str) -> Path:
             "pip install 'octavo[worker]' (or octavo[router])"
         ) from error
     try:
-        return Path(snapshot_download(name, allow_patterns=list(_WANTED)))
+        return Path(snapshot_download(name, allow_patterns=list(_WANTED), ignore_patterns=list(_UNWANTED)))
     except RepositoryNotFoundError as error:
         raise SourceError(
             f"the hub has no model {name!r} that this machine may read; check the name, or log in with "

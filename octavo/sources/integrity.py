@@ -30,6 +30,7 @@ class ProblemKind(enum.Enum):
 
     ABSENT = "absent"
     EMPTY = "empty"
+    UNREADABLE = "unreadable"
     LFS_POINTER = "git-lfs-pointer"
     TRUNCATED = "truncated"
     MALFORMED = "malformed"
@@ -117,8 +118,12 @@ def _inspect_outside(path: Path) -> FileProblem | None:
         return FileProblem(
             ProblemKind.EMPTY, path, "the file has 0 bytes", _REMEDIES[ProblemKind.EMPTY], actual_bytes=0
         )
-    with path.open("rb") as stream:
-        start = stream.read(1024)
+    try:
+        with path.open("rb") as stream:
+            start = stream.read(1024)
+    except OSError as error:
+        kind = ProblemKind.UNREADABLE
+        return FileProblem(kind, path, f"the file cannot be read: {error.strerror}", _REMEDIES[kind])
     if not start.startswith(_LFS_MARK):
         return None
     size = _LFS_SIZE.search(start)
@@ -206,6 +211,7 @@ def _listed(names: list[str]) -> str:
 _REMEDIES = {
     ProblemKind.ABSENT: "download the model again, every file of it",
     ProblemKind.EMPTY: "download the file again",
+    ProblemKind.UNREADABLE: "let the user that serves read it (chmod, chown)",
     ProblemKind.LFS_POINTER: "run `git lfs pull` in the model's repository, or download the file itself",
     ProblemKind.TRUNCATED: "download the file again; the disk may have been full",
     ProblemKind.MALFORMED: "download the file again, or export the model again",

@@ -27,7 +27,7 @@ def resolve(name: str, *, cache_dir: Path | None = None) -> ModelSource:
     if name in ("default", DEFAULT_MODEL):
         gguf = fetch_default_model(cache_dir)
         return _from_gguf(DEFAULT_MODEL, Origin.DEFAULT, gguf, cache_dir)
-    path = Path(name).expanduser()
+    path = _as_path(name)
     if name and path.exists():
         return _from_path(name, path.absolute(), cache_dir)
     if _HUB_NAME.fullmatch(name) and path.suffix != ".gguf":
@@ -36,6 +36,16 @@ def resolve(name: str, *, cache_dir: Path | None = None) -> ModelSource:
         f"model {name!r} does not exist: no file or directory at {path.absolute()}; expected a Hugging Face "
         f"directory, a .gguf file, a hub name (organisation/model) or {DEFAULT_MODEL!r}"
     )
+
+
+def _as_path(name: str) -> Path:
+    """The name as a path that can be asked whether it exists."""
+    try:
+        path = Path(name).expanduser()
+        path.exists()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise SourceError(f"model {name[:100]!r} can be neither a path nor a hub name: {error}") from error
+    return path
 
 
 def _from_path(name: str, path: Path, cache_dir: Path | None) -> ModelSource:

@@ -22,7 +22,7 @@ def test_config_equals_transformers(tmp_path: Path) -> None:
     writer.add_rope_dimension_count(8)
     tiny_gguf.finish(writer)
     theirs = AutoConfig.from_pretrained(tmp_path, gguf_file="m.gguf")
-    ours = LlamaConfig(**model_config(read_gguf_header(tmp_path / "m.gguf")))
+    ours = LlamaConfig.from_dict(model_config(read_gguf_header(tmp_path / "m.gguf")))
     for name in (
         "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
         "head_dim", "rms_norm_eps", "max_position_embeddings", "vocab_size", "tie_word_embeddings", "hidden_act",

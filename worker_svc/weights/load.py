@@ -101,10 +101,14 @@ def _require_match(expected: Mapping[str, ExpectedTensor], specs: Mapping[str, T
         "of another shape": misshapen,
         "of a type that is not a plain float (quantized checkpoints are not supported)": mistyped,
     }
-    faults = [f"{len(lines)} tensors {what}:\n" + "\n".join(lines) for what, lines in sections.items() if lines]
+    faults = [f"{_counted(lines)} {what}:\n" + "\n".join(lines) for what, lines in sections.items() if lines]
     if faults:
         raise WeightsError("the weights do not fit the model that config.json describes\n" + "\n".join(faults))
 
 
 def _may_be_ignored(name: str) -> bool:
     return name == _TIED_HEAD or any(fnmatchcase(name, pattern) for pattern in _IGNORED)
+
+
+def _counted(lines: list[str]) -> str:
+    return "1 tensor" if len(lines) == 1 else f"{len(lines)} tensors"
