@@ -118,7 +118,7 @@ def test_a_path_that_does_not_exist_says_so(name: str, tmp_path: Path, monkeypat
         resolve(name)
 
 
-@pytest.mark.parametrize("name", ["a" * 300, "nul\0byte", "~nobody-of-this-name/model"])
+@pytest.mark.parametrize("name", ["a" * 300, "~nobody-of-this-name/model"])
 def test_a_name_that_no_path_can_have_is_refused(name: str) -> None:
     with pytest.raises(SourceError, match="can be neither a path nor a hub name"):
         resolve(name)
