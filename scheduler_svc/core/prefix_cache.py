@@ -1,0 +1,90 @@
+"""Which full blocks hold which tokens: chains of hashes, and an index from hash to block.
+
+Knows tokens and block numbers; must not know who holds a block or which one is given out next. A hash covers its
+block's tokens and, through its parent, all before them and the root: model, adapter, tenant and salt. It is the same
+in every process and on every machine. BLAKE2b with 256 bits is collision resistant, so equal hashes are taken for
+equal tokens.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable, KeysView
+from hashlib import blake2b
+
+_DIGEST_BYTES = 32
+
+
+def root_digest(*names: str) -> bytes:
+    """Digest of the names that keep caches apart. Lengths are hashed too: ("ab", "c") differs from ("a", "bc")."""
+    state = blake2b(digest_size=_DIGEST_BYTES)
+    for name in names:
+        data = name.encode("utf-8", "surrogatepass")
+        state.update(len(data).to_bytes(8, "little"))
+        state.update(data)
+    return state.digest()
+
+
+class PrefixChain:
+    """Hashes of one sequence's full blocks, made when first asked for and never twice."""
+
+    __slots__ = ("block_size", "digests", "fingerprint", "root")
+
+    def __init__(self, fingerprint: str, block_size: int, names: Iterable[str]) -> None:
+        self.fingerprint = fingerprint
+        self.block_size = block_size
+        self.root = root_digest(fingerprint, str(block_size), *names)
+        self.digests: list[bytes] = []
+        """Those made so far, by block."""
+
+    def digest(self, token_ids: array[int], index: int) -> bytes:
+        """Digest of block `index`, which must be full. `token_ids` are the sequence's; known ones never change."""
+        digests = self.digests
+        for block in range(len(digests), index + 1):
+            tokens = token_ids[block * self.block_size : (block + 1) * self.block_size]
+            if len(tokens) < self.block_size:
+                raise IndexError(f"block {block} is not full: {len(token_ids)} tokens of {self.block_size} a block")
+            if sys.byteorder == "big":
+                tokens.byteswap()
+            parent = digests[-1] if digests else self.root
+            digests.append(blake2b(parent + tokens.tobytes(), digest_size=_DIGEST_BYTES).digest())
+        return digests[index]
+
+
+class PrefixCache:
+    """One memory's findable blocks. A block has at most one digest and a digest at most one block."""
+
+    __slots__ = ("_block_of", "_digest_of")
+
+    def __init__(self) -> None:
+        self._block_of: dict[bytes, int] = {}
+        self._digest_of: dict[int, bytes] = {}
+
+    @property
+    def blocks(self) -> KeysView[int]:
+        """The findable blocks."""
+        return self._digest_of.keys()
+
+    def find(self, digest: bytes) -> int | None:
+        """The block that holds these tokens after these, if any."""
+        return self._block_of.get(digest)
+
+    def digest_of(self, block: int) -> bytes | None:
+        """What a block is findable by, if anything."""
+        return self._digest_of.get(block)
+
+    def add(self, digest: bytes, block: int) -> None:
+        """Makes a block findable. If another holds the same tokens already, that one stays and this one is not."""
+        if digest in self._block_of:
+            return
+        if block in self._digest_of:
+            raise ValueError(f"block {block} is findable by another digest; a full block never changes")
+        self._block_of[digest] = block
+        self._digest_of[block] = digest
+
+    def forget(self, block: int) -> None:
+        """Makes a block unfindable; nothing happens if it was."""
+        digest = self._digest_of.pop(block, None)
+        if digest is not None:
+            del self._block_of[digest]

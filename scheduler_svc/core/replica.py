@@ -1,0 +1,276 @@
+"""One replica: its rows, its slots and its plans. Makes steps and takes their answers.
+
+Knows its own sequences and blocks; must not know queues, other replicas or events. Preempts as `preemption.py` says.
+
+    open_step -> admit, preempt ... -> close_step -> complete (in the order of the steps)
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+
+from scheduler_svc.core.plan import Admission, StepPlan, StepResult
+from scheduler_svc.core.rows import Rows
+from scheduler_svc.core.sequence import Move, Sequence, State
+from scheduler_svc.core.step import Answer, Eviction, StepDraft, UnansweredPlan, chunk_tokens
+from scheduler_svc.core.types import CoreLimits, FinishReason, ReplicaSpec, ResultMismatch
+
+_rank = attrgetter("rank")
+
+
+class Replica:
+    """A replica from `attach` to `detach`."""
+
+    def __init__(self, spec: ReplicaSpec, limits: CoreLimits) -> None:
+        self.spec = spec
+        self.rows = Rows(spec, limits.enable_prefix_caching)
+        self.kv = self.rows.kv
+        self.max_step_tokens = min(spec.max_step_tokens, limits.max_num_batched_tokens or spec.max_step_tokens)
+        self.max_running = min(spec.num_slots, limits.max_num_seqs or spec.num_slots, self.max_step_tokens)
+        self.max_unanswered_plans = limits.max_unanswered_plans
+        self.blocked_at: tuple[int, int] | None = None
+        """State of queue and pool when nothing that waits fitted (scheduler)."""
+        self.num_preemptions = 0
+        self.num_steps = 0
+        self._next_step = 1
+
+    # What others ask ---------------------------------------------------------------------------------------------
+
+    @property
+    def has_slot(self) -> bool:
+        """Whether one more may run."""
+        return len(self.rows.running) < self.max_running
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it holds as many unanswered plans as it may."""
+        return len(self.rows.unanswered) >= self.max_unanswered_plans
+
+    @property
+    def load_tokens(self) -> int:
+        """Known tokens that are not computed yet, plus one per running sequence."""
+        return len(self.rows.running) + sum(len(row.token_ids) - row.num_planned_tokens for row in self.rows.filling)
+
+    def could_hold(self, sequence: Sequence) -> bool:
+        """Whether the sequence fits if nothing else is there."""
+        num_tokens = len(sequence.token_ids)
+        fits = self.kv.num_blocks_for(num_tokens) <= self.spec.num_device_blocks
+        return fits and num_tokens < self.spec.max_model_len
+
+    def end_of(self, sequence: Sequence) -> int:
+        """Length, prompt included, at which the worker ends the sequence with LENGTH."""
+        return min(sequence.max_tokens, self.spec.max_model_len)
+
+    # Making a step -----------------------------------------------------------------------------------------------
+
+    def open_step(self) -> StepDraft:
+        """Begins a step: every running row gets its blocks (or someone is preempted for them) and its tokens."""
+        draft = StepDraft(num_left=0)
+        due = self.rows.steady.pop_due()
+        for sequence in sorted(due, key=_rank, reverse=True):
+            if sequence.state is not State.RUNNING or sequence.replica_id != self.spec.replica_id:
+                continue  # preempted for one before it
+            start = self.rows.steady.start_of(sequence)
+            if start % self.spec.block_size == 0 and not self._grow(draft, sequence):
+                continue
+            if start + 2 == due[sequence]:
+                draft.finals[sequence] = None
+            else:
+                self.rows.steady.stay(sequence, due[sequence])
+        # One token is set aside for every row: a row that runs is never left out.
+        draft.num_left = self.max_step_tokens - len(self.rows.steady) - len(self.rows.filling)
+        return draft
+
+    def share_tokens(self, draft: StepDraft, others_wait: bool) -> None:
+        """Gives the rows that run already their tokens; `others_wait`: someone may still be admitted."""
+        for index in range(len(self.rows.filling) - 1, -1, -1):
+            sequence = self.rows.filling[index]
+            num_wanted = len(sequence.token_ids) - sequence.num_planned_tokens
+            share = chunk_tokens(num_wanted, draft.num_left + 1, others_wait or index > 0)
+            draft.shares[sequence] = share
+            draft.num_left -= share - 1
+
+    def admit(self, draft: StepDraft, sequence: Sequence, prefix: list[int], others_wait: bool) -> None:
+        """Gives a waiting sequence a slot, blocks and tokens of this step. The caller saw that they suffice."""
+        self.rows.enter(sequence, prefix)
+        num_wanted = len(sequence.token_ids) - sequence.num_planned_tokens
+        share = chunk_tokens(num_wanted, draft.num_left, others_wait)
+        draft.shares[sequence] = share
+        draft.num_left -= share
+        draft.admissions[sequence] = sequence.num_planned_tokens
+
+    def preempt(self, draft: StepDraft, victim: Sequence, reason: str) -> None:
+        """Takes a sequence off the replica; if unanswered plans hold rows of it, it settles, else it may wait."""
+        draft.drop(victim)
+        num_blocks = len(victim.block_ids)
+        self.rows.evict(victim)
+        self.num_preemptions += 1
+        draft.evictions.append(Eviction(victim, reason, num_blocks))
+        if victim.state is State.WAITING:
+            draft.unqueued.append(victim)
+
+    def close_step(self, draft: StepDraft) -> StepPlan | None:
+        """Makes the plan; None if no row has anything to compute."""
+        draft.spread_rest()
+        steady, num_steady = self.rows.steady, len(self.rows.steady)
+        if num_steady + len(draft.shares) == 0:
+            return None
+        rows = steady.sequences + list(draft.shares)
+        slots = steady.slots + [row.slot for row in draft.shares]
+        starts = steady.starts + [row.num_planned_tokens for row in draft.shares]
+        counts = [1] * num_steady + list(draft.shares.values())
+        record = UnansweredPlan(self._next_step, rows, starts, counts, [1] * num_steady, num_steady, [], [])
+        record.edge_rows = [row.steady_row for row in draft.appends if row.steady_row is not None]
+        record.final_rows = [row.steady_row for row in draft.finals if row.steady_row is not None]
+        plan = StepPlan(
+            incarnation=self.spec.incarnation,
+            step=self._next_step,
+            released_slots=self.rows.released_slots,
+            admissions=[_admission(sequence, cached) for sequence, cached in draft.admissions.items()],
+            append_slots=[row.slot for row in draft.appends],
+            append_counts=[1] * len(draft.appends),
+            append_block_ids=list(draft.appends.values()),
+            row_slots=slots,
+            row_starts=starts,
+            row_counts=counts,
+        )
+        self._advance(draft, record)
+        self.rows.unanswered.append(record)
+        self.rows.released_slots = []
+        self._next_step += 1
+        return plan
+
+    def _advance(self, draft: StepDraft, record: UnansweredPlan) -> None:
+        """Rows move on as if the step were done; those that will have one token to compute become steady."""
+        for sequence in draft.finals:
+            sequence.num_planned_tokens = self.rows.steady.leave(sequence) + 1
+        self.rows.steady.advance()
+        for sequence, share in draft.shares.items():
+            sequence.num_planned_tokens += share
+            num_known = len(sequence.token_ids)
+            samples = sequence.num_planned_tokens == num_known
+            if samples:
+                self.rows.fill_up(sequence)
+                if num_known + 1 < self.end_of(sequence):
+                    self.rows.steady.join(sequence, num_known, self.end_of(sequence))
+                else:
+                    record.final_rows.append(len(record.num_to_sample))
+            record.num_to_sample.append(1 if samples else 0)
+
+    def _grow(self, draft: StepDraft, sequence: Sequence) -> bool:
+        """Gets a steady row its next block, whoever has to leave for it; False if the row does not run in this step."""
+        if len(sequence.block_ids) == self.spec.num_device_blocks:
+            self._outgrow(draft, sequence)
+            return False
+        block = self.kv.grow(sequence)
+        while block is None:
+            victim = self.rows.running[0]
+            self.preempt(draft, victim, f"no free KV block for sequence {sequence.sequence_id}")
+            if victim is sequence:
+                return False
+            block = self.kv.grow(sequence)
+        draft.appends[sequence] = block
+        return True
+
+    def _outgrow(self, draft: StepDraft, sequence: Sequence) -> None:
+        """Ends a sequence that no preemption can make room for, once the tokens it sampled are known."""
+        sequence.num_planned_tokens = self.rows.steady.leave(sequence)
+        for plan in reversed(self.rows.unanswered):
+            if plan.row_of(sequence) is not None:
+                plan.last_of.append(sequence)
+                return
+        self.rows.end(sequence, sequence.num_planned_tokens)
+        draft.outgrown.append(sequence)
+
+    # Taking its answer -------------------------------------------------------------------------------------------
+
+    def complete(self, result: StepResult) -> Answer:
+        """Takes the answer to the oldest unanswered plan. Raises ResultMismatch, changing nothing, if it is none."""
+        if result.incarnation != self.spec.incarnation or not self.rows.unanswered:
+            raise ResultMismatch(
+                f"replica {self.spec.name!r} has incarnation {self.spec.incarnation} and {len(self.rows.unanswered)} "
+                f"unanswered plans; the result is of incarnation {result.incarnation}, step {result.step}"
+            )
+        plan = self.rows.unanswered[0]
+        plan.check(result)
+        self.rows.unanswered.popleft()
+        self.num_steps += 1
+        answer = Answer()
+        _append_tokens(plan, result)
+        self._commit(plan, result, answer)
+        self._end_rows(plan, result, answer)
+        self._settle(plan, answer)
+        for sequence in plan.last_of:
+            if sequence.state is State.RUNNING:
+                self.rows.end(sequence, sequence.num_planned_tokens)
+                answer.finished.append((sequence, FinishReason.LENGTH))
+        return answer
+
+    def _commit(self, plan: UnansweredPlan, result: StepResult, answer: Answer) -> None:
+        """Makes findable what is full and answered for."""
+        for row in (*plan.edge_rows, *range(plan.num_steady, len(plan.rows))):
+            if row not in plan.departed and row not in result.finishes:
+                self.kv.commit(plan.rows[row], plan.starts[row] + plan.counts[row])
+                answer.advanced.append(plan.rows[row])
+
+    def _end_rows(self, plan: UnansweredPlan, result: StepResult, answer: Answer) -> None:
+        """Ends the rows that could not be delivered, then those that the worker ended."""
+        for row in (*result.undelivered_rows, *result.finishes):
+            sequence = plan.rows[row]
+            if sequence.state is State.ENDED:
+                continue
+            reason = result.finishes.get(row)
+            if reason is FinishReason.NUMERIC_ERROR:
+                self.kv.forget_own(sequence)
+                num_trusted = 0
+            else:
+                num_trusted = plan.starts[row] + plan.counts[row]
+            self.rows.end(sequence, num_trusted)
+            if reason is None or row in result.undelivered_rows:
+                answer.undelivered.append(sequence)
+            else:
+                answer.finished.append((sequence, reason))
+
+    def _settle(self, plan: UnansweredPlan, answer: Answer) -> None:
+        """Counts down what preempted sequences still wait for."""
+        for row in sorted(plan.departed):
+            sequence = plan.rows[row]
+            if sequence.state is not State.SETTLING:
+                continue
+            sequence.num_unanswered_rows -= 1
+            if sequence.num_unanswered_rows:
+                continue
+            sequence.replica_id = None
+            if sequence in plan.last_of:
+                sequence.move(Move.END)
+                answer.finished.append((sequence, FinishReason.LENGTH))
+            else:
+                sequence.move(Move.SETTLE)
+                answer.settled.append(sequence)
+
+
+def _admission(sequence: Sequence, num_computed_tokens: int) -> Admission:
+    request = sequence.request
+    return Admission(
+        slot=sequence.slot,
+        sequence_id=request.sequence_id,
+        token_ids=sequence.token_ids[:],
+        num_prompt_tokens=sequence.num_prompt_tokens,
+        num_computed_tokens=num_computed_tokens,
+        block_ids=tuple(sequence.block_ids),
+        sampling=request.sampling,
+        router_id=request.router_id,
+        stream_key=request.stream_key,
+        attempt=request.attempt,
+        adapter=request.adapter,
+    )
+
+
+def _append_tokens(plan: UnansweredPlan, result: StepResult) -> None:
+    """Appends sampled tokens to their sequences: all that run, and preempted ones, whose KV alone is lost."""
+    token_ids, departed, index = result.token_ids, plan.departed, 0
+    for row, num in enumerate(result.num_sampled):
+        if num:
+            if row not in departed or plan.rows[row].state is State.SETTLING:
+                plan.rows[row].token_ids.append(token_ids[index])
+            index += num

@@ -1,0 +1,113 @@
+"""Who holds slots and blocks on one replica, and the plans it has not answered.
+
+Owns entering and leaving: whichever way a sequence leaves, slot, blocks and list entries go together. Must not know
+why one enters or leaves, nor how steps are filled.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from operator import attrgetter
+
+from scheduler_svc.core.kv_space import KvSpace
+from scheduler_svc.core.sequence import Move, Sequence, State
+from scheduler_svc.core.steady import SteadyRows
+from scheduler_svc.core.step import UnansweredPlan
+from scheduler_svc.core.types import ReplicaSpec
+
+_rank = attrgetter("rank")
+
+
+class Rows:
+    """The sequences of one replica."""
+
+    def __init__(self, spec: ReplicaSpec, caching: bool) -> None:
+        self._replica_id = spec.replica_id
+        self.kv = KvSpace(spec.fingerprint, spec.block_size, spec.num_device_blocks, caching)
+        self.running: list[Sequence] = []
+        """All that hold a slot, by ascending rank: the first is the victim."""
+        self.filling: list[Sequence] = []
+        """Of those, the ones with more than one known token to compute, by ascending rank."""
+        self.steady = SteadyRows(spec.block_size)
+        """Of those, the ones with one. The rest waits for the answer to its last row."""
+        self.unanswered: deque[UnansweredPlan] = deque()
+        self.free_slots = list(range(spec.num_slots - 1, -1, -1))
+        self.released_slots: list[int] = []
+        """Slots left since the last plan; the next one tells the worker."""
+
+    def enter(self, sequence: Sequence, prefix: list[int]) -> None:
+        """Gives a waiting sequence a slot and its blocks. The caller saw that they suffice."""
+        sequence.move(Move.ADMIT)
+        self.kv.admit(sequence, prefix)
+        sequence.slot = self.free_slots.pop()
+        sequence.replica_id = self._replica_id
+        sequence.num_planned_tokens = len(prefix) * self.kv.block_size
+        insort(self.running, sequence, key=_rank)
+        insort(self.filling, sequence, key=_rank)
+
+    def fill_up(self, sequence: Sequence) -> None:
+        """Takes note that all known tokens of a filling sequence are planned."""
+        _remove(self.filling, sequence)
+
+    def evict(self, sequence: Sequence) -> None:
+        """Preempts: the sequence settles if unanswered plans hold rows of it, else it may wait at once."""
+        num_unanswered = sum(1 for plan in self.unanswered if plan.row_of(sequence) is not None)
+        self._vacate(sequence, self._num_answered_tokens(sequence))
+        sequence.num_unanswered_rows = num_unanswered
+        sequence.move(Move.PREEMPT_UNANSWERED if num_unanswered else Move.PREEMPT)
+        if not num_unanswered:
+            sequence.replica_id = None
+
+    def end(self, sequence: Sequence, num_computed_tokens: int) -> None:
+        """Ends a sequence that runs or settles here; the blocks of so many of its tokens stay findable."""
+        if sequence.state is State.RUNNING:
+            self._vacate(sequence, num_computed_tokens)
+        sequence.replica_id = None
+        sequence.move(Move.END)
+
+    def end_early(self, sequence: Sequence) -> None:
+        """Ends a sequence that runs or settles here, for a reason from outside."""
+        self.end(sequence, self._num_answered_tokens(sequence))
+
+    def end_all(self) -> tuple[list[Sequence], set[Sequence]]:
+        """Ends everything, for the replica is gone. Returns what ended, best first, and who was in unanswered plans."""
+        suspects = {sequence for plan in self.unanswered for sequence in plan.rows}
+        settling = [sequence for sequence in suspects if sequence.state is State.SETTLING]
+        ended = sorted([*self.running, *settling], key=_rank, reverse=True)
+        for sequence in ended:
+            self.end(sequence, num_computed_tokens=0)
+        return ended, suspects
+
+    def _vacate(self, sequence: Sequence, num_computed_tokens: int) -> None:
+        if sequence.steady_row is not None:
+            sequence.num_planned_tokens = self.steady.leave(sequence)
+        elif sequence in self.filling:
+            _remove(self.filling, sequence)
+        _remove(self.running, sequence)
+        self.free_slots.append(sequence.slot)
+        self.released_slots.append(sequence.slot)
+        for plan in self.unanswered:
+            row = plan.row_of(sequence)
+            if row is not None:
+                plan.departed.add(row)
+        self.kv.commit(sequence, num_computed_tokens)
+        self.kv.release(sequence)
+        sequence.num_lost_tokens = max(sequence.num_lost_tokens, sequence.num_planned_tokens)
+
+    def _num_answered_tokens(self, sequence: Sequence) -> int:
+        """Computed tokens of a sequence, unanswered plans not counted."""
+        for plan in self.unanswered:
+            row = plan.row_of(sequence)
+            if row is not None:
+                return plan.starts[row]
+        if sequence.steady_row is not None:
+            return self.steady.start_of(sequence)
+        return sequence.num_planned_tokens
+
+
+def _remove(by_rank: list[Sequence], sequence: Sequence) -> None:
+    index = bisect_left(by_rank, sequence.rank, key=_rank)
+    if by_rank[index] is not sequence:
+        raise ValueError(f"sequence {sequence.sequence_id} is not where its rank says")
+    del by_rank[index]
