@@ -1,0 +1,283 @@
+"""The core's surroundings inside the process: the clock, who waits for which events, and when to plan.
+
+Single-threaded, on one asyncio loop. Knows the core, routers, replicas and their outboxes. Knows no gRPC: `service.py`
+puts these objects on the wire. Every decision is the core's; the engine delivers inputs and events, and plans after
+each input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from octavo.internal.v1 import scheduler_pb2 as pb
+from octavo.internal.v1 import types_pb2 as types_pb
+from octavo.internal.v1 import worker_pb2 as worker_pb
+from scheduler_svc import wire
+from scheduler_svc.core import laws
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.statistics import Statistics
+from scheduler_svc.core.types import Ended, Event, Finished, Preempted, Request
+
+_LOG = logging.getLogger(__name__)
+
+# A replica with an unanswered plan is stalled once its step takes longer than this, and than five times its usual step.
+_STALL_NS = 10_000_000_000
+_STALL_STEPS = 5
+
+
+class UnknownRouter(Exception):
+    """A request names a router that is not registered (any more): it must open Watch first."""
+
+
+@dataclass(frozen=True)
+class Router:
+    """A registered router."""
+
+    router_id: int
+    name: str
+    endpoint: worker_pb.RouterEndpoint
+
+
+@dataclass
+class Replica:
+    """An attached worker: what it said of itself, and what goes to it."""
+
+    replica_id: int
+    hello: worker_pb.Hello
+    outbox: asyncio.Queue[pb.AttachResponse] = field(default_factory=asyncio.Queue)
+    # When each unanswered plan was sent, oldest first.
+    sent_ns: list[int] = field(default_factory=list)
+    usual_step_ns: int = 0
+    stalled: bool = False
+
+    def is_stalled(self, now: int) -> bool:
+        """Whether the oldest unanswered plan has waited too long."""
+        limit = max(_STALL_NS, _STALL_STEPS * self.usual_step_ns)
+        return bool(self.sent_ns) and now - self.sent_ns[0] > limit
+
+    def note_step(self, duration_ns: int, now: int) -> None:
+        """The oldest plan is answered; the next one runs from now on."""
+        del self.sent_ns[0]
+        if self.sent_ns:
+            self.sent_ns[0] = now
+        self.usual_step_ns += (duration_ns - self.usual_step_ns) // 8 if self.usual_step_ns else duration_ns
+
+
+@dataclass
+class Call:
+    """One live sequence: where its events go."""
+
+    sequence_id: int
+    request_id: str
+    events: asyncio.Queue[pb.GenerateResponse | wire.EndStatus] = field(default_factory=asyncio.Queue)
+
+
+class Engine:
+    """Owns the core and everything attached to it."""
+
+    def __init__(self, core: Scheduler, clock: Callable[[], int], *, check_laws: bool = False) -> None:
+        self._core = core
+        self._clock = clock
+        self._check_laws = check_laws
+        self._ids = itertools.count(1)
+        self._routers: dict[int, Router] = {}
+        self._replicas: dict[int, Replica] = {}
+        self._starting: dict[int, pb.StartingWorker] = {}
+        self._models: dict[str, pb.ServedModel] = {}
+        self._calls: dict[int, Call] = {}
+        self._watchers: set[asyncio.Event] = set()
+        self._is_planning_due = False
+
+    # Routers
+
+    def register_router(self, endpoint: str, curve_public_key: str, name: str) -> Router:
+        """A router has opened Watch; workers learn its endpoint before any plan that names it."""
+        router_id = next(self._ids)
+        message = worker_pb.RouterEndpoint(router_id=router_id, endpoint=endpoint, curve_public_key=curve_public_key)
+        router = self._routers[router_id] = Router(router_id, name, message)
+        _LOG.info("router %s registered as %d, tokens to %s", name, router_id, endpoint)
+        self._broadcast(pb.AttachResponse(router_endpoint=message))
+        return router
+
+    def unregister_router(self, router: Router) -> None:
+        """Its Watch has ended. Its calls end on their own."""
+        del self._routers[router.router_id]
+        _LOG.info("router %s (%d) is gone", router.name, router.router_id)
+        self._broadcast(pb.AttachResponse(router_gone=router.router_id))
+
+    # Sequences
+
+    def submit(self, message: pb.GenerateRequest) -> Call:
+        """A new attempt at a sequence. Raises Refused or UnknownRouter; then nothing has changed."""
+        if message.router_id not in self._routers:
+            raise UnknownRouter(f"router_id {message.router_id} is not registered; open Watch and use the id it gives")
+        sequence_id = next(self._ids)
+        request: Request = wire.request_from_wire(message, sequence_id)
+        call = self._calls[sequence_id] = Call(sequence_id, message.request_id)
+        try:
+            events = self._core.submit(request, self._clock())
+        except BaseException:
+            del self._calls[sequence_id]
+            raise
+        self._settle(events)
+        return call
+
+    def cancel(self, call: Call) -> None:
+        """The caller is gone; does nothing for a sequence that has ended."""
+        if self._calls.pop(call.sequence_id, None) is not None:
+            self._settle(self._core.cancel(call.sequence_id, self._clock()))
+
+    # Workers
+
+    def report_starting(self, connection: int, name: str, phase: types_pb.StartPhase) -> None:
+        """A worker that has not said Hello tells where it is."""
+        self._starting[connection] = pb.StartingWorker(name=name, phase=phase)
+        self._notify_watchers()
+
+    def forget_starting(self, connection: int) -> None:
+        """That worker is ready or gone."""
+        if self._starting.pop(connection, None) is not None:
+            self._notify_watchers()
+
+    def attach(self, hello: worker_pb.Hello) -> Replica:
+        """A worker is ready. Raises ValueError when it cannot serve beside the replicas there are."""
+        self._refuse_other_model(hello)
+        replica = Replica(next(self._ids), hello)
+        spec = wire.replica_from_wire(hello, replica.replica_id)
+        events = self._core.attach(spec, self._clock())
+        self._replicas[replica.replica_id] = replica
+        for router in self._routers.values():
+            replica.outbox.put_nowait(pb.AttachResponse(router_endpoint=router.endpoint))
+        sizes = (hello.num_device_blocks, hello.block_size, hello.num_slots, hello.max_step_tokens)
+        _LOG.info("replica %s attached: %d blocks of %d tokens, %d slots, %d tokens a step", hello.name, *sizes)
+        self._note_model(hello, spec.num_cache_tokens)
+        self._settle(events)
+        return replica
+
+    def detach(self, replica: Replica, cause: str) -> None:
+        """Its connection has ended; its sequences end with a retriable status. Does nothing the second time."""
+        if self._replicas.pop(replica.replica_id, None) is None:
+            return
+        _LOG.warning("replica %s detached: %s", replica.hello.name, cause)
+        events = self._core.detach(replica.replica_id, self._clock())
+        self._count_ready(replica.hello.model.name)
+        self._settle(events, replica)
+
+    def take_result(self, replica: Replica, message: worker_pb.StepResult) -> None:
+        """A step is done. Raises ResultMismatch when it answers no plan of this replica."""
+        now = self._clock()
+        events = self._core.complete(replica.replica_id, wire.result_from_wire(message), now)
+        replica.note_step(message.duration_ns, now)
+        self._settle(events)
+
+    # What is served
+
+    def add_watcher(self) -> asyncio.Event:
+        """An event that is set whenever `served` changes; clear it before reading."""
+        event = asyncio.Event()
+        event.set()
+        self._watchers.add(event)
+        return event
+
+    def remove_watcher(self, event: asyncio.Event) -> None:
+        """Its Watch has ended."""
+        self._watchers.remove(event)
+
+    def served(self, router: Router) -> pb.WatchResponse:
+        """What a router is told."""
+        models, starting = self._models.values(), self._starting.values()
+        return pb.WatchResponse(router_id=router.router_id, models=models, starting=starting)
+
+    def statistics(self) -> Statistics:
+        """The core's load."""
+        return self._core.statistics()
+
+    def reset_prefix_cache(self) -> int:
+        """Forgets cached prefixes that no running sequence holds; how many blocks."""
+        return self._core.reset_prefix_cache()
+
+    def check_progress(self) -> None:
+        """Marks replicas as stalled or recovered. Called once a second."""
+        now = self._clock()
+        for replica in self._replicas.values():
+            if replica.is_stalled(now) != replica.stalled:
+                replica.stalled = not replica.stalled
+                state = "has completed no step for too long" if replica.stalled else "completes steps again"
+                _LOG.warning("replica %s %s", replica.hello.name, state)
+                self._count_ready(replica.hello.model.name)
+
+    # Inside
+
+    def _settle(self, events: Iterable[Event], replica: Replica | None = None) -> None:
+        self._deliver(events, replica)
+        if not self._is_planning_due:
+            self._is_planning_due = True
+            # Whatever else this turn of the loop brings is in the same plan.
+            asyncio.get_running_loop().call_soon(self._plan_all)
+
+    def _plan_all(self) -> None:
+        self._is_planning_due = False
+        for replica in tuple(self._replicas.values()):
+            self._plan(replica)
+        if self._check_laws:
+            laws.check(self._core)
+
+    def _plan(self, replica: Replica) -> None:
+        while True:
+            now = self._clock()
+            planned = self._core.plan(replica.replica_id, now)
+            self._deliver(planned.events, replica)
+            if planned.plan is None:
+                return
+            replica.sent_ns.append(now)
+            replica.outbox.put_nowait(pb.AttachResponse(plan=wire.plan_to_wire(planned.plan)))
+
+    def _deliver(self, events: Iterable[Event], replica: Replica | None) -> None:
+        """Hands events to their calls; `replica` is the one that they come from."""
+        hello = replica.hello if replica is not None else None
+        for event in events:
+            call = self._calls.get(event.sequence_id)
+            if isinstance(event, Preempted):
+                self._warn_of_preemption(event, call)
+            if call is None:
+                continue
+            if isinstance(event, Ended | Finished):
+                del self._calls[event.sequence_id]
+            call.events.put_nowait(wire.event_to_wire(event, hello))
+
+    def _warn_of_preemption(self, event: Preempted, call: Call | None) -> None:
+        request_id = call.request_id if call is not None else "?"
+        _LOG.warning("preempted request %s: %s; it gave back %d blocks", request_id, event.reason, event.num_blocks)
+
+    def _refuse_other_model(self, hello: worker_pb.Hello) -> None:
+        for other in self._replicas.values():
+            same_name = other.hello.model.name == hello.model.name
+            if same_name and other.hello.model.fingerprint != hello.model.fingerprint:
+                raise ValueError(
+                    f"model.fingerprint of {hello.model.name!r} is {hello.model.fingerprint}, but replica "
+                    f"{other.hello.name} serves that name with {other.hello.model.fingerprint}; give one of them "
+                    "another --served-model-name"
+                )
+
+    def _note_model(self, hello: worker_pb.Hello, num_cache_tokens: int) -> None:
+        served = self._models.setdefault(hello.model.name, pb.ServedModel())
+        served.info.CopyFrom(hello.model)
+        served.max_cached_tokens = max(served.max_cached_tokens, num_cache_tokens)
+        self._count_ready(hello.model.name)
+
+    def _count_ready(self, model: str) -> None:
+        ready = (r for r in self._replicas.values() if r.hello.model.name == model and not r.stalled)
+        self._models[model].num_ready_replicas = sum(1 for _ in ready)
+        self._notify_watchers()
+
+    def _notify_watchers(self) -> None:
+        for event in self._watchers:
+            event.set()
+
+    def _broadcast(self, message: pb.AttachResponse) -> None:
+        for replica in self._replicas.values():
+            replica.outbox.put_nowait(message)

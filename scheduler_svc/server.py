@@ -1,0 +1,113 @@
+"""The scheduler process: assembles core, engine and services, serves until told to stop.
+
+Knows the config and how a process lives and dies. Decides nothing about sequences.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import time
+from collections.abc import Iterator
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from octavo.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
+from octavo.process import Shutdown, StartError
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.control import ControlService
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.types import CoreLimits
+from scheduler_svc.engine import Engine
+from scheduler_svc.service import Networks, SchedulerService
+
+_LOG = logging.getLogger(__name__)
+
+_CHANNEL_OPTIONS = (
+    ("grpc.so_reuseport", 0),
+    # Admissions carry whole prompts, and one plan may hold many.
+    ("grpc.max_receive_message_length", 256 * 2**20),
+    ("grpc.max_send_message_length", 256 * 2**20),
+    # Peers that ping every ten seconds, also without calls, are welcome.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # A peer whose machine vanished is noticed within half a minute.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+)
+
+
+def main(config: SchedulerConfig) -> int:
+    """Runs the scheduler until a signal; returns the exit status. Raises StartError when it cannot listen."""
+    return asyncio.run(_serve(config))
+
+
+async def _serve(config: SchedulerConfig) -> int:
+    shutdown = Shutdown()
+    engine = Engine(Scheduler(core_limits(config)), time.monotonic_ns, check_laws=config.check_laws)
+    server = grpc.aio.server(options=_CHANNEL_OPTIONS)
+    names = await _add_services(server, engine, token_networks(config))
+    try:
+        port = server.add_insecure_port(f"{config.host}:{config.port}")
+    except RuntimeError as error:
+        raise StartError(
+            f"the scheduler cannot listen on {config.host}:{config.port} ({error}); choose another --host or --port"
+        ) from error
+    await server.start()
+    _LOG.info("ready on %s:%d: %s", config.host, port, ", ".join(names))
+    with _watching_progress(engine):
+        await shutdown.wait_async()
+    # Nothing is lost by a stop: routers hold what they need to resubmit, workers attach anew.
+    await server.stop(grace=0)
+    return 0
+
+
+def core_limits(config: SchedulerConfig) -> CoreLimits:
+    """The limits that the core is given."""
+    return CoreLimits(
+        max_waiting=config.max_waiting_requests,
+        max_waiting_tokens=config.max_waiting_tokens,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        enable_prefix_caching=config.enable_prefix_caching,
+    )
+
+
+def token_networks(config: SchedulerConfig) -> Networks:
+    """The networks of --token-networks. Raises StartError naming a bad one."""
+    words = [word.strip() for word in config.token_networks.split(",") if word.strip()]
+    try:
+        return [ipaddress.ip_network(word) for word in words]
+    except ValueError as error:
+        raise StartError(f"--token-networks: {error}; write networks as 10.0.0.0/8,fd00::/8") from error
+
+
+async def _add_services(server: grpc.aio.Server, engine: Engine, networks: Networks) -> list[str]:
+    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerService(engine, networks), server)
+    scheduler_pb2_grpc.add_ControlServiceServicer_to_server(ControlService(engine), server)
+    services = scheduler_pb2.DESCRIPTOR.services_by_name.values()
+    names = [service.full_name for service in services]
+    checks = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing from the stubs
+    for name in ("", *names):
+        await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    return names
+
+
+@contextlib.contextmanager
+def _watching_progress(engine: Engine) -> Iterator[None]:
+    async def watch() -> None:
+        while True:
+            await asyncio.sleep(1)
+            engine.check_progress()
+
+    task = asyncio.create_task(watch(), name="progress")
+    try:
+        yield
+    finally:
+        task.cancel()

@@ -1,0 +1,179 @@
+"""SchedulerService on gRPC: one coroutine per call, which moves messages between the wire and the engine.
+
+Knows gRPC and the engine's queues. Decides nothing: what a status means is in `wire.py`, everything else in the core.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import itertools
+import logging
+from collections.abc import AsyncIterator, Sequence
+from typing import Never
+from urllib.parse import unquote
+
+import grpc
+from google.protobuf import any_pb2
+from google.rpc import status_pb2
+from grpc_status import rpc_status
+
+from octavo.internal.v1 import scheduler_pb2 as pb
+from octavo.internal.v1 import scheduler_pb2_grpc as pb_grpc
+from scheduler_svc import wire
+from scheduler_svc.core.types import IllegalTransition, Refused, ResultMismatch
+from scheduler_svc.engine import Engine, Replica, UnknownRouter
+
+_LOG = logging.getLogger(__name__)
+
+Networks = Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]
+
+
+class SchedulerService(pb_grpc.SchedulerServiceServicer):
+    """Watch, Generate and Attach."""
+
+    def __init__(self, engine: Engine, token_networks: Networks) -> None:
+        self._engine = engine
+        self._token_networks = token_networks
+        self._connections = itertools.count()
+
+    async def Watch(
+        self, request: pb.WatchRequest, context: grpc.aio.ServicerContext[pb.WatchRequest, pb.WatchResponse]
+    ) -> AsyncIterator[pb.WatchResponse]:
+        refusal = endpoint_refusal(request.token_endpoint, context.peer(), self._token_networks)
+        if refusal is not None:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, refusal)
+        router = self._engine.register_router(request.token_endpoint, request.curve_public_key, request.name)
+        changed = self._engine.add_watcher()
+        try:
+            while True:
+                await changed.wait()
+                changed.clear()
+                yield self._engine.served(router)
+        finally:
+            self._engine.remove_watcher(changed)
+            self._engine.unregister_router(router)
+
+    async def Generate(
+        self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse]
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        try:
+            call = self._engine.submit(request)
+        except Refused as refusal:
+            await context.abort(wire.REFUSAL_STATUS[refusal.reason], str(refusal))
+        except UnknownRouter as unknown:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(unknown))
+        try:
+            while True:
+                event = await call.events.get()
+                if isinstance(event, wire.EndStatus):
+                    await _abort(context, event)
+                yield event
+                if event.HasField("finished"):
+                    return
+        finally:
+            self._engine.cancel(call)
+
+    async def Attach(
+        self,
+        request_iterator: AsyncIterator[pb.AttachRequest],
+        context: grpc.aio.ServicerContext[pb.AttachRequest, pb.AttachResponse],
+    ) -> AsyncIterator[pb.AttachResponse]:
+        connection = next(self._connections)
+        try:
+            replica = await self._until_hello(connection, request_iterator)
+        except ValueError as refusal:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"Hello: {refusal}")
+        finally:
+            self._engine.forget_starting(connection)
+        if replica is None:
+            return
+        reader = asyncio.create_task(self._read_results(replica, request_iterator))
+        try:
+            while (message := await _next_or_done(replica.outbox, reader)) is not None:
+                yield message
+            mismatch = await reader
+            if mismatch is not None:
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, mismatch)
+        finally:
+            reader.cancel()
+            self._engine.detach(replica, "its connection ended")
+
+    async def _until_hello(self, connection: int, requests: AsyncIterator[pb.AttachRequest]) -> Replica | None:
+        """Follows a worker's start; None when it went away before it was ready. Raises ValueError on a bad Hello."""
+        async for request in requests:
+            match request.WhichOneof("message"):
+                case "starting":
+                    self._engine.report_starting(connection, request.starting.name, request.starting.phase)
+                case "hello":
+                    return self._engine.attach(request.hello)
+                case other:
+                    raise ValueError(f"the message {other} came before hello")
+        return None
+
+    async def _read_results(self, replica: Replica, requests: AsyncIterator[pb.AttachRequest]) -> str | None:
+        """Takes results until the worker goes (None) or disagrees (why)."""
+        try:
+            async for request in requests:
+                if not request.HasField("result"):
+                    return f"the message {request.WhichOneof('message')} came after hello"
+                self._engine.take_result(replica, request.result)
+        except (ResultMismatch, IllegalTransition) as mismatch:
+            self._engine.detach(replica, str(mismatch))
+            return str(mismatch)
+        except grpc.RpcError as broken:
+            _LOG.debug("replica %s: %s", replica.hello.name, broken)
+        return None
+
+
+async def _next_or_done(
+    outbox: asyncio.Queue[pb.AttachResponse], reader: asyncio.Task[str | None]
+) -> pb.AttachResponse | None:
+    """The next message for a worker; None once its reader has ended."""
+    with contextlib.suppress(asyncio.QueueEmpty):
+        return outbox.get_nowait()
+    getter = asyncio.create_task(outbox.get())
+    try:
+        await asyncio.wait((getter, reader), return_when=asyncio.FIRST_COMPLETED)
+        return getter.result() if getter.done() else None
+    finally:
+        getter.cancel()
+
+
+async def _abort(
+    context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse], end: wire.EndStatus
+) -> Never:
+    status = status_pb2.Status(code=end.code.value[0], message=end.message)
+    if end.replica_lost is not None:
+        detail = any_pb2.Any()
+        detail.Pack(end.replica_lost)
+        status.details.append(detail)
+    metadata = rpc_status.to_status(status).trailing_metadata
+    await context.abort(end.code, end.message, tuple(metadata))
+    raise AssertionError("abort returned")
+
+
+def endpoint_refusal(endpoint: str, peer: str, networks: Networks) -> str | None:
+    """Why a router's token endpoint is not acceptable, or None.
+
+    Workers connect where routers say, so a router may name only its own address or one in `networks`; `ipc://` needs a
+    peer on this machine. `peer` is gRPC's name of the caller, such as `ipv4:127.0.0.1:4711`.
+    """
+    kind, _, address = unquote(peer).partition(":")
+    peer_host = address.rpartition(":")[0].strip("[]")
+    is_local = kind == "unix" or (bool(peer_host) and ipaddress.ip_address(peer_host).is_loopback)
+    if endpoint.startswith("ipc://"):
+        return None if is_local else f"token_endpoint is {endpoint}, but {peer} is not on this machine; use tcp://"
+    host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    try:
+        named = ipaddress.ip_address(host)
+    except ValueError:
+        return f"token_endpoint is {endpoint!r}; it must be tcp://ADDRESS:PORT with a numeric address, or ipc://PATH"
+    allowed = host == peer_host or (is_local and named.is_loopback) or any(named in network for network in networks)
+    if endpoint.startswith("tcp://") and allowed:
+        return None
+    return (
+        f"token_endpoint is {endpoint}, but the router calls from {peer}; name that address, or start the scheduler "
+        f"with --token-networks {host}"
+    )

@@ -1,0 +1,202 @@
+"""Between protobuf and the core's plain data, in both directions; nowhere else.
+
+Knows both vocabularies. Decides nothing but what the wire leaves open: which gRPC status a refusal or an end is.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import cast
+
+import grpc
+
+from octavo.internal.v1 import scheduler_pb2 as pb
+from octavo.internal.v1 import types_pb2 as types_pb
+from octavo.internal.v1 import worker_pb2 as worker_pb
+from scheduler_svc.core.plan import Admission, StepPlan, StepResult
+from scheduler_svc.core.statistics import ReplicaStatistics
+from scheduler_svc.core.types import (
+    Ended,
+    EndReason,
+    Event,
+    Finished,
+    FinishReason,
+    Preempted,
+    Progress,
+    Queued,
+    RefusalReason,
+    ReplicaSpec,
+    Request,
+    Scheduled,
+)
+
+REFUSAL_STATUS = {
+    RefusalReason.UNKNOWN_MODEL: grpc.StatusCode.NOT_FOUND,
+    RefusalReason.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
+    RefusalReason.TOO_LONG: grpc.StatusCode.INVALID_ARGUMENT,
+    RefusalReason.QUEUE_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    RefusalReason.POISON: grpc.StatusCode.INTERNAL,
+}
+
+END_STATUS = {
+    EndReason.CANCELLED: grpc.StatusCode.CANCELLED,
+    EndReason.REPLICA_LOST: grpc.StatusCode.ABORTED,
+    EndReason.UNDELIVERED: grpc.StatusCode.ABORTED,
+}
+
+
+def request_from_wire(message: pb.GenerateRequest, sequence_id: int) -> Request:
+    """The core's request. Token ids become arrays; the sampling message is passed through as it is."""
+    sampling = message.sampling
+    wants_prompt_logprobs = sampling.HasField("num_prompt_logprobs")
+    return Request(
+        sequence_id=sequence_id,
+        model=message.model,
+        prompt_token_ids=array("I", message.prompt_token_ids),
+        max_tokens=sampling.max_tokens,
+        prior_token_ids=array("I", message.prior_token_ids),
+        sampling=sampling,
+        prompt_logprobs_start=sampling.prompt_logprobs_start if wants_prompt_logprobs else None,
+        adapter=message.adapter,
+        tenant=message.tenant,
+        cache_salt=message.cache_salt,
+        priority=message.priority,
+        deadline_ns=message.deadline_ns if message.HasField("deadline_ns") else None,
+        age_ns=message.age_ns,
+        group_id=message.group_id,
+        group_size=message.group_size or 1,
+        router_id=message.router_id,
+        stream_key=message.stream_key,
+        attempt=message.attempt,
+        crash_group_sizes=tuple(message.crash_group_sizes),
+        queue_events=message.queue_events,
+        request_id=message.request_id,
+    )
+
+
+def replica_from_wire(hello: worker_pb.Hello, replica_id: int) -> ReplicaSpec:
+    """The core's replica. Raises ValueError, naming the field, on sizes that cannot serve."""
+    return ReplicaSpec(
+        replica_id=replica_id,
+        name=hello.name,
+        incarnation=hello.incarnation,
+        model=hello.model.name,
+        fingerprint=hello.model.fingerprint,
+        max_model_len=hello.model.max_model_len,
+        block_size=hello.block_size,
+        num_device_blocks=hello.num_device_blocks,
+        num_slots=hello.num_slots,
+        max_step_tokens=hello.max_step_tokens,
+        num_host_blocks=hello.num_host_blocks,
+    )
+
+
+def result_from_wire(message: worker_pb.StepResult) -> StepResult:
+    """The core's step result."""
+    reasons = message.finish_reasons
+    return StepResult(
+        incarnation=message.incarnation,
+        step=message.step,
+        num_sampled=message.num_sampled,
+        token_ids=message.token_ids,
+        finishes={row: FinishReason(reason) for row, reason in enumerate(reasons) if reason},
+        undelivered_rows=message.undelivered_rows,
+        duration_ns=message.duration_ns,
+    )
+
+
+def plan_to_wire(plan: StepPlan) -> worker_pb.StepPlan:
+    """The plan as a worker takes it."""
+    return worker_pb.StepPlan(
+        incarnation=plan.incarnation,
+        step=plan.step,
+        released_slots=plan.released_slots,
+        admissions=[_admission_to_wire(admission) for admission in plan.admissions],
+        append_slots=plan.append_slots,
+        append_counts=plan.append_counts,
+        append_block_ids=plan.append_block_ids,
+        row_slots=plan.row_slots,
+        row_starts=plan.row_starts,
+        row_counts=plan.row_counts,
+    )
+
+
+def _admission_to_wire(admission: Admission) -> worker_pb.Admission:
+    return worker_pb.Admission(
+        slot=admission.slot,
+        token_ids=admission.token_ids,
+        num_prompt_tokens=admission.num_prompt_tokens,
+        num_computed_tokens=admission.num_computed_tokens,
+        block_ids=admission.block_ids,
+        # What a request brought in request_from_wire.
+        sampling=cast(types_pb.SamplingParams, admission.sampling),
+        router_id=admission.router_id,
+        stream_key=admission.stream_key,
+        attempt=admission.attempt,
+        adapter=admission.adapter,
+    )
+
+
+@dataclass(frozen=True)
+class EndStatus:
+    """The gRPC status with which an attempt ends without being complete."""
+
+    code: grpc.StatusCode
+    message: str
+    replica_lost: pb.ReplicaLost | None = None
+
+
+def event_to_wire(event: Event, replica: worker_pb.Hello | None) -> pb.GenerateResponse | EndStatus:
+    """An event as a router takes it. `replica` is the one that a Scheduled or Ended event names."""
+    match event:
+        case Queued():
+            return pb.GenerateResponse(queued=pb.Queued(position=event.position))
+        case Scheduled():
+            return pb.GenerateResponse(scheduled=_scheduled_to_wire(event, replica))
+        case Preempted():
+            return pb.GenerateResponse(preempted=pb.Preempted(reason=event.reason, num_blocks=event.num_blocks))
+        case Progress():
+            return pb.GenerateResponse(progress=pb.Progress(num_output_tokens=event.num_output_tokens))
+        case Finished():
+            finished = pb.Finished(num_output_tokens=event.num_output_tokens)
+            finished.finish_reason = event.reason.value  # type: ignore[assignment]  # the two enums share their values
+            return pb.GenerateResponse(finished=finished)
+        case Ended():
+            return _end_to_wire(event, replica)
+
+
+def _scheduled_to_wire(event: Scheduled, replica: worker_pb.Hello | None) -> pb.Scheduled:
+    if replica is None:
+        raise ValueError(f"{event!r} names no attached replica")
+    return pb.Scheduled(
+        replica=replica.name,
+        cached_tokens=event.cached_tokens,
+        recomputed_tokens=event.recomputed_tokens,
+        queue_ns=event.queue_ns,
+        numerics=replica.model.numerics,
+        batch_invariant=replica.model.batch_invariant,
+    )
+
+
+def _end_to_wire(event: Ended, replica: worker_pb.Hello | None) -> EndStatus:
+    code, name = END_STATUS[event.reason], replica.name if replica is not None else ""
+    if event.replica_lost is None:
+        return EndStatus(code, event.reason.value)
+    lost = pb.ReplicaLost(replica=name, rows_in_step=event.replica_lost.rows_in_step)
+    return EndStatus(code, f"replica {name} was lost", lost)
+
+
+def replica_to_wire(statistics: ReplicaStatistics, num_waiting: int) -> pb.Replica:
+    """A replica's load as ControlService reports it."""
+    return pb.Replica(
+        name=statistics.name,
+        model=statistics.model,
+        num_running=statistics.num_running,
+        num_waiting=num_waiting,
+        num_blocks=statistics.num_blocks,
+        num_used_blocks=statistics.num_used_blocks,
+        num_cached_blocks=statistics.num_cached_blocks,
+        num_preemptions=statistics.num_preemptions,
+        num_steps=statistics.num_steps,
+    )
