@@ -98,7 +98,9 @@ class _TextStart:
         while self._blanks_left and data.startswith(b" "):
             data = data[1:]
             self._blanks_left -= 1
-        self.open = self._blanks_left > 0 and not data
+        if data:
+            self._blanks_left = 0
+        self.open = self._blanks_left > 0
         return data
 
 

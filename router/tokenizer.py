@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, processors
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from router.token_bytes import TokenBytes
@@ -57,10 +57,10 @@ class Tokenizer:
         """tokenizer_config.json as read (empty when there is none)."""
         self.special_tokens = special_tokens
         """`bos_token`, `eos_token` … to their text, as chat templates see them."""
+        _flag_special_tokens(backend, config, special_tokens)
         self.added_tokens: Mapping[int, AddedToken] = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in self.added_tokens.items() if token.special)
         self._bytes = TokenBytes(backend)
-        _set_post_processor(backend, config, special_tokens)
 
     @classmethod
     def load(cls, directory: str | Path) -> Tokenizer:
@@ -198,11 +198,10 @@ class PlainTextEncoder:
         secret = "".join(chr(ord("a") + int(digit, 16)) for digit in secrets.token_hex(16))
         twins: dict[int, AddedToken] = {}
         for real_id, token in sorted(self._tokenizer.added_tokens.items()):
-            name = token.content
-            if name in controls:
-                name = self._marker[name] = f"{secret}{_letters(real_id)}"
+            if token.content in controls:
+                self._marker[token.content] = f"{secret}{_letters(real_id)}"
             twins[real_id] = AddedToken(
-                name,
+                self._marker.get(token.content, token.content),
                 single_word=token.single_word,
                 lstrip=token.lstrip,
                 rstrip=token.rstrip,
@@ -281,21 +280,17 @@ def _named_special_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _set_post_processor(backend: Backend, config: Mapping[str, Any], named: Mapping[str, str]) -> None:
-    """Follow `add_bos_token` and `add_eos_token` where the configuration says them, as transformers does."""
-    if not ({"add_bos_token", "add_eos_token"} & config.keys()) and backend.post_processor is not None:
-        return
-    parts: list[str] = ["$A:0"]
-    used: list[tuple[str, int]] = []
-    for flag, name, at in (("add_bos_token", "bos_token", 0), ("add_eos_token", "eos_token", len(parts))):
-        content = named.get(name)
-        if config.get(flag) and content is not None:
-            token_id = backend.token_to_id(content)
-            if token_id is None:
-                raise TokenizerError(f"tokenizer_config.json: {name} {content!r} is not in the vocabulary")
-            parts.insert(at if at == 0 else len(parts), f"{content}:0")
-            used.append((content, token_id))
-    backend.post_processor = processors.TemplateProcessing(single=parts, pair=[*parts, "$B:1"], special_tokens=used)
+def _flag_special_tokens(backend: Backend, config: Mapping[str, Any], named: Mapping[str, str]) -> None:
+    """Tokens that the configuration calls special are special, whatever tokenizer.json says, as in transformers.
+
+    Only tokens of the vocabulary: a name without an id would get one that the model has no row for. (BOS and EOS around a
+    text are the business of tokenizer.json's post-processor alone; `add_bos_token` beside it has no effect, there too.)
+    """
+    extra = [item for key in ("additional_special_tokens", "extra_special_tokens") for item in config.get(key) or []]
+    contents = [*named.values(), *(item for item in extra if isinstance(item, str))]
+    special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    missing = [c for c in dict.fromkeys(contents) if c not in special and backend.token_to_id(c) is not None]
+    backend.add_special_tokens([AddedToken(content, special=True, normalized=False) for content in missing])
 
 
 def _letters(number: int) -> str:
