@@ -92,7 +92,7 @@ class SchedulerClient:
                     self._replace(_read_state(response))
                 _LOG.warning("scheduler %s ended the watch; asking again", self.address)
             except grpc.aio.AioRpcError as error:
-                _LOG.warning("scheduler %s is lost (%s); reconnecting", self.address, error.code().name)
+                _LOG.warning("scheduler %s is lost (%s: %s)", self.address, error.code().name, error.details())
             self._replace(replace(self.state, connected=False))
             await asyncio.sleep(_WATCH_PAUSE_S)
 
@@ -160,7 +160,16 @@ def read_status(attempt: int, error: grpc.aio.AioRpcError) -> AttemptEnded:
     if code in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNIMPLEMENTED):
         _LOG.error("scheduler call failed with %s: %s", code.name, message)
         message = "the scheduler failed"
-    return AttemptEnded(attempt, code in _RETRIABLE, kind, message, crash_group_size, retry_after_s)
+    return AttemptEnded(
+        attempt,
+        retriable=code in _RETRIABLE,
+        failure=kind,
+        message=message,
+        crash_group_size=crash_group_size,
+        retry_after_s=retry_after_s,
+        # An aborted attempt whose replica is not lost: its tokens could not be handed to this router.
+        tokens_lost=code is grpc.StatusCode.ABORTED and crash_group_size is None,
+    )
 
 
 def _details(error: grpc.aio.AioRpcError) -> list[Any]:

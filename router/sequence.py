@@ -22,6 +22,7 @@ from router.stream_types import (
     Input,
     Output,
     PromptDelta,
+    ReceiptParts,
     StreamSpec,
     Submit,
     TokenDelta,
@@ -54,6 +55,13 @@ class SequenceDriver:
         self._reader: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._leftover: asyncio.TimerHandle | None = None
+        self.on_end: Callable[[], None] = lambda: None
+        """Called when the sequence has ended, by whatever end."""
+
+    @property
+    def receipt(self) -> ReceiptParts:
+        """How it has been served so far."""
+        return self._stream.receipt
 
     def start(self) -> None:
         """Open the first attempt."""
@@ -125,8 +133,10 @@ class SequenceDriver:
 
     async def _read(self, attempt: int, request: scheduler_pb2.GenerateRequest) -> None:
         """Feed the call's events, then its end. A cancelled task cancels its call and feeds nothing."""
-        if not self._scheduler.state.connected:
-            self._feed(AttemptEnded(attempt, True, ErrorKind.UNAVAILABLE, "the scheduler is not connected"))
+        state = self._scheduler.state
+        if not state.connected or self._call.model not in state.models:
+            # A scheduler that has just started would refuse, for good, a model that no worker has offered it yet.
+            self._feed(AttemptEnded(attempt, True, ErrorKind.UNAVAILABLE, "the scheduler is not there"))
             return
         end = AttemptEnded(attempt)
         try:
@@ -139,6 +149,7 @@ class SequenceDriver:
         self._feed(end)
 
     def _release(self) -> None:
+        self.on_end()
         self._inlet.unregister(self._stream.spec.stream_key)
         if self._timer is not None:
             self._timer.cancel()

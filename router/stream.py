@@ -261,6 +261,9 @@ class Stream:
             return
         if end.crash_group_size:
             self._crash_group_sizes = (*self._crash_group_sizes, end.crash_group_size)
+        if end.tokens_lost:
+            self._lose(now)
+            return
         if self._recovery_at is None:
             self._recovery_at = now + self.spec.recovery_timeout_s
         if self.phase is Phase.RUNNING:

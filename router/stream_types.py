@@ -128,7 +128,10 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class AttemptEnded:
-    """The call is over. `failure` is None for OK; `crash_group_size` is ReplicaLost.rows_in_step, where given."""
+    """The call is over. `failure` is None for OK; `crash_group_size` is ReplicaLost.rows_in_step, where given.
+
+    `tokens_lost`: the replica lives, but what it sent was not delivered.
+    """
 
     attempt: int
     retriable: bool = False
@@ -136,6 +139,7 @@ class AttemptEnded:
     message: str = ""
     crash_group_size: int | None = None
     retry_after_s: float | None = None
+    tokens_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)

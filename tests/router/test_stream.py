@@ -222,6 +222,15 @@ def test_crashes_and_scheduler_losses_are_not_counted_as_fruitless() -> None:
         only(stream.feed(AttemptEnded(attempt, True, ErrorKind.UNAVAILABLE), 0), Submit)
 
 
+def test_undelivered_tokens_count_as_fruitless_attempts() -> None:
+    stream = make_stream()
+    for attempt in (1, 2):
+        placed(stream, attempt)
+        only(stream.feed(AttemptEnded(attempt, True, ErrorKind.UNAVAILABLE, tokens_lost=True), 0), Submit)
+    placed(stream, 3)
+    only(stream.feed(AttemptEnded(3, True, ErrorKind.UNAVAILABLE, tokens_lost=True), 0), Failed)
+
+
 def test_an_attempt_that_no_replica_took_is_repeated_after_a_growing_pause() -> None:
     stream, now, pauses = make_stream(), 0.0, []
     for attempt in range(1, 8):

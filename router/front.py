@@ -1,0 +1,213 @@
+"""The front door both surfaces stand behind: checks a request against what is served now, and runs it.
+
+Owns the set of live requests, so that a drain can wait for it, and passes the scheduler's state on to their
+sequences. Knows no protocol of clients: it takes and gives the shapes of `router.requests`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from octavo.internal.v1 import scheduler_pb2
+from octavo.phases import Phase
+from router.errors import InvalidRequest, NotFound, Unavailable, check_text, show_value
+from router.generation import Prepared, StreamContext, run
+from router.model_text import ModelText
+from router.prompt import Prompt
+from router.readiness import Readiness, judge
+from router.requests import ChatPrompt, Event, GenerationRequest, RequestOptions, clean_request_id
+from router.sampling import ModelLimits, check_sampling
+from router.scheduler_client import SchedulerClient, SchedulerState
+from router.sequence import SequenceDriver
+from router.stream_types import Output, StreamSpec
+from router.token_inlet import StreamKeys, TokenInlet
+
+MAX_SALT_CHARS = 256
+PRIORITY_MIN, PRIORITY_MAX = -(2**31), 2**31 - 1
+_TOKENIZING_THREADS = 2
+
+
+class FrontDoor:
+    """One per router. Create it in a running event loop; `text` is set once the model's files are read."""
+
+    def __init__(self, model: str, scheduler: SchedulerClient, inlet: TokenInlet, recovery_timeout_s: float) -> None:
+        self.model = model
+        self.text: ModelText | None = None
+        self.draining = False
+        self.own_phases: Callable[[], Sequence[Phase]] = lambda: ()
+        self._scheduler = scheduler
+        self._inlet = inlet
+        self._threads = ThreadPoolExecutor(_TOKENIZING_THREADS, thread_name_prefix="tokenize")
+        self._drivers: set[SequenceDriver] = set()
+        self._num_live = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._context = StreamContext(
+            draw_key=StreamKeys().draw,
+            make_driver=self._make_driver,
+            recovery_timeout_s=recovery_timeout_s,
+            token_endpoint=inlet.endpoint,
+        )
+        scheduler.on_change(self._tell_drivers)
+
+    @property
+    def num_live(self) -> int:
+        """Requests between their acceptance and their end."""
+        return self._num_live
+
+    def readiness(self) -> Readiness:
+        """Whether a token can be produced now."""
+        known_hash = None if self.text is None else self.text.tokenizer_hash
+        return judge(self.model, known_hash, self._scheduler.state, self.own_phases(), draining=self.draining)
+
+    def served(self) -> scheduler_pb2.ServedModel | None:
+        """The model as its workers describe it, ready or not; None before the first of them said Hello."""
+        return self._scheduler.state.models.get(self.model)
+
+    def require_text(self) -> ModelText:
+        """The model's text side. Raises Unavailable while it is being read."""
+        if self.text is None:
+            raise Unavailable(f"not ready: {self.readiness().reason}")
+        return self.text
+
+    async def wait_idle(self) -> None:
+        """Return when no request is live."""
+        await self._idle.wait()
+
+    async def prepare(self, request: GenerationRequest) -> list[Prepared]:
+        """Check everything, before anything runs. Raises RouterError; one bad prompt refuses them all."""
+        text, served = self._require_ready(request.options.model)
+        info = served.info
+        builder = text.prompts(vocab_size=info.vocab_size, max_model_len=info.max_model_len)
+        options = self._check_options(request.options)
+        loop = asyncio.get_running_loop()
+        asked, is_chat = request.prompt, isinstance(request.prompt, ChatPrompt)
+
+        def build() -> list[Prompt]:
+            if isinstance(asked, ChatPrompt):
+                return [builder.chat(asked.messages, asked.options)]
+            return builder.completions(asked.value, add_special_tokens=asked.add_special_tokens)
+
+        prompts = await loop.run_in_executor(self._threads, build)
+        limits = ModelLimits(info.vocab_size, info.max_model_len, served.max_cached_tokens or None)
+        drawn_seed = secrets.randbits(63)
+        internal_id = secrets.token_hex(12)
+        return [
+            Prepared(
+                internal_id=internal_id if len(prompts) == 1 else f"{internal_id}-{position}",
+                prompt_ids=prompt.token_ids,
+                params=check_sampling(
+                    request.sampling,
+                    limits,
+                    text.defaults,
+                    prompt_tokens=len(prompt.token_ids),
+                    is_chat=is_chat,
+                    drawn_seed=drawn_seed,
+                ),
+                options=options,
+                end_token_ids=tuple(info.end_token_ids),
+                prompt_text=prompt.text if request.sampling.echo else None,
+            )
+            for position, prompt in enumerate(prompts)
+        ]
+
+    @contextlib.asynccontextmanager
+    async def answer(self, prepared: Prepared) -> AsyncIterator[AsyncGenerator[Event, None]]:
+        """Run it; leaving the block, by whatever way, cancels what is still running."""
+        if self.text is None or self.draining:
+            raise Unavailable(self.readiness().reason)
+        self._num_live += 1
+        self._idle.clear()
+        try:
+            async with contextlib.aclosing(run(prepared, self.text.tokenizer, self._context)) as events:
+                yield events
+        finally:
+            self._num_live -= 1
+            if self._num_live == 0:
+                self._idle.set()
+
+    @contextlib.asynccontextmanager
+    async def answer_all(self, prompts: Sequence[Prepared]) -> AsyncIterator[AsyncGenerator[tuple[int, Event], None]]:
+        """Run several prompts side by side; events come with the position of their prompt."""
+        async with contextlib.AsyncExitStack() as stack:
+            runs = [await stack.enter_async_context(self.answer(prepared)) for prepared in prompts]
+            async with contextlib.aclosing(_merge(runs)) as events:
+                yield events
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _require_ready(self, model: str) -> tuple[ModelText, scheduler_pb2.ServedModel]:
+        if model not in ("", self.model):
+            raise NotFound("model", f"model {show_value(model)} is not served here; this router serves {self.model!r}")
+        readiness, text, served = self.readiness(), self.text, self.served()
+        if not readiness.ready or text is None or served is None:
+            raise Unavailable(f"not ready: {readiness.reason}")
+        return text, served
+
+    def _check_options(self, options: RequestOptions) -> RequestOptions:
+        if options.adapter:
+            raise InvalidRequest("adapter", f"adapter {show_value(options.adapter)}: this server has no adapters")
+        if len(check_text("cache_salt", options.cache_salt)) > MAX_SALT_CHARS:
+            raise InvalidRequest(
+                "cache_salt",
+                f"cache_salt must have at most {MAX_SALT_CHARS} characters, got {len(options.cache_salt)}",
+            )
+        priority: object = options.priority
+        is_number = isinstance(priority, int) and not isinstance(priority, bool)
+        if not is_number or not PRIORITY_MIN <= options.priority <= PRIORITY_MAX:
+            raise InvalidRequest(
+                "priority",
+                f"priority must be an integer in [{PRIORITY_MIN}, {PRIORITY_MAX}], got {show_value(priority)}",
+            )
+        return replace(options, model=self.model, request_id=clean_request_id(options.request_id))
+
+    def _make_driver(
+        self, spec: StreamSpec, call: scheduler_pb2.GenerateRequest, deliver: Callable[[Output], None]
+    ) -> SequenceDriver:
+        driver = SequenceDriver(spec, call, self._scheduler, self._inlet, deliver)
+        self._drivers.add(driver)
+        driver.on_end = lambda: self._drivers.discard(driver)
+        return driver
+
+    def _tell_drivers(self, state: SchedulerState) -> None:
+        for driver in tuple(self._drivers):
+            driver.availability(state)
+
+
+async def _merge(runs: Sequence[AsyncGenerator[Event, None]]) -> AsyncGenerator[tuple[int, Event], None]:
+    """The events of all runs as they come; the first error ends them all."""
+    if len(runs) == 1:
+        async for event in runs[0]:
+            yield 0, event
+        return
+    merged: asyncio.Queue[tuple[int, Event] | Exception | None] = asyncio.Queue()
+
+    async def pump(position: int, events: AsyncGenerator[Event, None]) -> None:
+        try:
+            async for event in events:
+                merged.put_nowait((position, event))
+            merged.put_nowait(None)
+        except Exception as error:
+            merged.put_nowait(error)
+
+    pumps = [asyncio.create_task(pump(position, events)) for position, events in enumerate(runs)]
+    num_running = len(pumps)
+    try:
+        while num_running:
+            item = await merged.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                num_running -= 1
+            else:
+                yield item
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)

@@ -1,0 +1,262 @@
+"""One request: a validated prompt and parameters in, the events of its answer out.
+
+Runs n sequences, turns their tokens into text, applies stop strings and adds up usage. Cancels what is left of the
+sequences whenever the events stop being read, whatever the reason. Knows no protocol of clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable
+from dataclasses import dataclass
+
+from octavo.internal.v1 import scheduler_pb2, types_pb2
+from router.detokenize import Detokenizer, OutputText
+from router.errors import (
+    DeadlineExceeded,
+    ErrorKind,
+    Exhausted,
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    RouterError,
+    Unavailable,
+)
+from router.requests import (
+    ChoiceEnd,
+    Event,
+    PromptInfo,
+    QueueInfo,
+    RequestOptions,
+    TextDelta,
+    TokenInfo,
+    Usage,
+)
+from router.sampling import SamplingParams
+from router.sequence import SequenceDriver
+from router.stop import StopMatcher
+from router.stream_types import (
+    Completed,
+    Failed,
+    Finish,
+    NewPromptLogprobs,
+    NewTokens,
+    Output,
+    QueueMoved,
+    ReceiptParts,
+    StreamSpec,
+    TokenLogprob,
+)
+from router.tokenizer import Tokenizer
+
+_DEFAULT_RETRY_S = 1.0
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request that passed every check: what is run."""
+
+    internal_id: str
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    options: RequestOptions
+    end_token_ids: tuple[int, ...]
+    prompt_text: str | None = None
+    """The prompt as text, where the request asked for an echo."""
+
+
+DriverFactory = Callable[[StreamSpec, scheduler_pb2.GenerateRequest, Callable[[Output], None]], SequenceDriver]
+
+
+@dataclass(frozen=True)
+class StreamContext:
+    """What every stream of this router shares."""
+
+    draw_key: Callable[[], int]
+    make_driver: DriverFactory
+    recovery_timeout_s: float
+    token_endpoint: str
+
+
+async def run(prepared: Prepared, tokenizer: Tokenizer, context: StreamContext) -> AsyncGenerator[Event, None]:
+    """The events, ending with one ChoiceEnd a choice and one Usage. Raises RouterError; close it to cancel."""
+    queue: asyncio.Queue[tuple[int, Output]] = asyncio.Queue()
+    choices = [_Choice(index, prepared, tokenizer) for index in range(prepared.params.n)]
+    drivers = [_make_driver(prepared, index, context, queue) for index in range(prepared.params.n)]
+    try:
+        for driver in drivers:
+            driver.start()
+        while not all(choice.end for choice in choices):
+            index, output = await queue.get()
+            for event in choices[index].take(output, drivers[index]):
+                yield event
+        yield _usage(prepared, choices)
+    finally:
+        for choice, driver in zip(choices, drivers, strict=True):
+            if choice.end is None:
+                driver.cancel()
+
+
+def _usage(prepared: Prepared, choices: list[_Choice]) -> Usage:
+    ends = [choice.end for choice in choices if choice.end is not None]
+    return Usage(
+        prompt_tokens=len(prepared.prompt_ids),
+        completion_tokens=sum(end.completion_tokens for end in ends),
+        cached_tokens=ends[0].receipt.cached_tokens or 0,
+    )
+
+
+class _Choice:
+    """One of the n answers: its text so far, and its end."""
+
+    def __init__(self, index: int, prepared: Prepared, tokenizer: Tokenizer) -> None:
+        params = prepared.params
+        hidden = tokenizer.special_ids if params.skip_special_tokens else frozenset()
+        self.index = index
+        self.end: ChoiceEnd | None = None
+        self._prepared = prepared
+        self._tokenizer = tokenizer
+        self._text = OutputText(
+            Detokenizer(tokenizer.bytes_table, prepared.prompt_ids, hidden),
+            StopMatcher(params.stop, include_match=params.include_stop_str_in_output),
+            params.min_tokens,
+        )
+
+    def take(self, output: Output, driver: SequenceDriver) -> Iterable[Event]:
+        """The events that one output makes. Raises RouterError for a failed sequence."""
+        if self.end is not None:
+            return
+        match output:
+            case NewTokens():
+                yield from self._take_tokens(output, driver)
+            case NewPromptLogprobs():
+                yield PromptInfo(output.start, tuple(self._prompt_infos(output)))
+            case QueueMoved():
+                yield QueueInfo(output.position, output.eta_s)
+            case Completed():
+                yield from self._complete(output)
+            case Failed():
+                raise _error(output)
+
+    def _take_tokens(self, tokens: NewTokens, driver: SequenceDriver) -> Iterable[Event]:
+        step = self._text.push(tokens.token_ids)
+        used = tokens.token_ids[: step.num_tokens]
+        infos = tuple(self._info(token_id, entry) for token_id, entry in zip(used, tokens.logprobs or (), strict=False))
+        yield TextDelta(self.index, step.text, tokens.position, used, infos)
+        if step.stop is not None:
+            driver.cancel()
+            yield self._finish("stop", self._text.num_tokens, driver.receipt, stop_string=step.stop)
+
+    def _complete(self, done: Completed) -> Iterable[Event]:
+        step = self._text.finish()
+        if step.text:
+            yield TextDelta(self.index, step.text, done.num_tokens, ())
+        counted = done.num_counted_tokens
+        if step.stop is not None:
+            yield self._finish("stop", counted, done.receipt, stop_string=step.stop)
+        elif done.finish is Finish.STOP_TOKEN:
+            yield self._finish("stop", counted, done.receipt, stop_token_id=done.final_token_id)
+        else:
+            yield self._finish("length" if done.finish is Finish.LENGTH else "stop", counted, done.receipt)
+
+    def _finish(
+        self,
+        reason: str,
+        num_tokens: int,
+        receipt: ReceiptParts,
+        *,
+        stop_string: str | None = None,
+        stop_token_id: int | None = None,
+    ) -> ChoiceEnd:
+        seed = self._prepared.params.seed_of(self.index)
+        self.end = ChoiceEnd(self.index, reason, num_tokens, receipt, seed, stop_string, stop_token_id)
+        return self.end
+
+    def _info(self, token_id: int, entry: TokenLogprob) -> TokenInfo:
+        """The token with its bytes, and its alternatives with theirs."""
+        raw = self._tokenizer.token_bytes
+        top = tuple(TokenInfo(other, raw(other), logprob) for other, logprob in entry.top)
+        return TokenInfo(token_id, raw(token_id), entry.logprob, top)
+
+    def _prompt_infos(self, found: NewPromptLogprobs) -> Iterable[TokenInfo]:
+        ids = self._prepared.prompt_ids[found.start : found.start + len(found.logprobs)]
+        return (self._info(token_id, entry) for token_id, entry in zip(ids, found.logprobs, strict=True))
+
+
+def _make_driver(
+    prepared: Prepared, index: int, context: StreamContext, queue: asyncio.Queue[tuple[int, Output]]
+) -> SequenceDriver:
+    params = prepared.params
+    wants_prompt = params.prompt_logprobs is not None and index == 0  # the prompt is the same for every choice
+    spec = StreamSpec(
+        stream_key=context.draw_key(),
+        max_tokens=params.max_tokens,
+        stop_token_ids=frozenset(params.stop_token_ids),
+        recovery_timeout_s=context.recovery_timeout_s,
+        endpoint=context.token_endpoint,
+        wants_logprobs=params.logprobs is not None,
+        prompt_logprob_positions=range(1, len(prepared.prompt_ids)) if wants_prompt else None,
+    )
+    call = _scheduler_call(prepared, index, spec)
+    return context.make_driver(spec, call, lambda output: queue.put_nowait((index, output)))
+
+
+def _scheduler_call(prepared: Prepared, index: int, spec: StreamSpec) -> scheduler_pb2.GenerateRequest:
+    """The part of the scheduler request that is the same for every attempt."""
+    options = prepared.options
+    call = scheduler_pb2.GenerateRequest(
+        request_id=prepared.internal_id,
+        model=options.model,
+        adapter=options.adapter,
+        task=types_pb2.TASK_GENERATE,
+        prompt_token_ids=prepared.prompt_ids,
+        sampling=_sampling(prepared, index),
+        cache_salt=options.cache_salt,
+        priority=options.priority,
+        group_id=prepared.internal_id if prepared.params.n > 1 else "",
+        group_size=prepared.params.n,
+        stream_key=spec.stream_key,
+        queue_events=options.queue_events,
+    )
+    if options.deadline_s is not None:
+        call.deadline_ns = max(0, int(options.deadline_s * 1e9))
+    if spec.prompt_logprob_positions:
+        call.sampling.num_prompt_logprobs = prepared.params.prompt_logprobs or 0
+    return call
+
+
+def _sampling(prepared: Prepared, index: int) -> types_pb2.SamplingParams:
+    params = prepared.params
+    return types_pb2.SamplingParams(
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        seed=params.seed_of(index) % 2**64,
+        bias_token_ids=[token_id for token_id, _ in params.logit_bias],
+        bias_values=[bias for _, bias in params.logit_bias],
+        max_tokens=params.max_tokens,
+        min_tokens=params.min_tokens,
+        end_token_ids=() if params.ignore_eos else prepared.end_token_ids,
+        stop_token_ids=params.stop_token_ids,
+        num_logprobs=params.logprobs,
+    )
+
+
+def _error(failed: Failed) -> RouterError:
+    """A failed sequence as the client's error."""
+    match failed.kind:
+        case ErrorKind.INVALID_ARGUMENT:
+            return InvalidRequest("prompt", failed.message)
+        case ErrorKind.NOT_FOUND:
+            return NotFound("model", failed.message)
+        case ErrorKind.EXHAUSTED:
+            return Exhausted(failed.message, failed.retry_after_s or _DEFAULT_RETRY_S)
+        case ErrorKind.DEADLINE:
+            return DeadlineExceeded(failed.message)
+        case ErrorKind.UNAVAILABLE:
+            return Unavailable(failed.message)
+    return InternalError(failed.message)

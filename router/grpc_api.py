@@ -1,0 +1,178 @@
+"""The gRPC surface: octavo.v1.InferenceService, health and reflection.
+
+Translates through `grpc_wire`, runs through the front door, and turns its errors into statuses with details
+(google.rpc.BadRequest, RetryInfo, RequestInfo). A cancelled call leaves the front door's block, which cancels the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+
+from octavo.v1 import inference_pb2 as pb
+from octavo.v1 import inference_pb2_grpc as pb_grpc
+from router.errors import Exhausted, InternalError, InvalidRequest, RouterError
+from router.front import FrontDoor
+from router.generation import Prepared
+from router.grpc_wire import (
+    StreamResponse,
+    UnaryResponse,
+    field_of,
+    read_chat,
+    read_generate,
+    write_answer,
+    write_event,
+)
+from router.requests import AnswerBuilder, GenerationRequest, clean_request_id
+
+_LOG = logging.getLogger(__name__)
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
+ACCEPTED_PING_INTERVAL_S = 5
+"""Clients may send keepalive pings this often, with or without calls, and are not sent away for it."""
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Read = Callable[[float | None, str], GenerationRequest]
+_Stream = TypeVar("_Stream", bound=StreamResponse)
+_Unary = TypeVar("_Unary", bound=UnaryResponse)
+
+
+def make_server(front: FrontDoor, max_message_bytes: int) -> tuple[grpc.aio.Server, HealthServicer]:
+    """A server with all services, not started, and its health."""
+    server = grpc.aio.server(
+        options=[
+            ("grpc.max_receive_message_length", max_message_bytes),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.http2.min_ping_interval_without_data_ms", ACCEPTED_PING_INTERVAL_S * 1000),
+            ("grpc.http2.min_recv_ping_interval_without_data_ms", ACCEPTED_PING_INTERVAL_S * 1000),
+            ("grpc.http2.max_ping_strikes", 0),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.so_reuseport", 0),
+        ],
+    )
+    pb_grpc.add_InferenceServiceServicer_to_server(InferenceServicer(front), server)
+    health = HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    reflection.enable_server_reflection(
+        (SERVICE_NAME, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME), server
+    )
+    return server, health
+
+
+async def set_health(health: HealthServicer, *, serving: bool) -> None:
+    """Tell health clients, for the whole server and for the service by name."""
+    word = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+    for name in ("", SERVICE_NAME):
+        await health.set(name, word)
+
+
+class InferenceServicer(pb_grpc.InferenceServiceServicer):
+    """One method a call; each ends with a status of the closed set."""
+
+    def __init__(self, front: FrontDoor) -> None:
+        self._front = front
+
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:  # type: ignore[override]
+        await self._stream(lambda *more: read_generate(request, *more), pb.GenerateResponse, context)
+
+    async def Chat(self, request: pb.ChatRequest, context: Context) -> None:  # type: ignore[override]
+        await self._stream(lambda *more: read_chat(request, *more), pb.ChatResponse, context)
+
+    async def GenerateUnary(self, request: pb.GenerateUnaryRequest, context: Context) -> pb.GenerateUnaryResponse:
+        return await self._unary(lambda *more: read_generate(request.request, *more), pb.GenerateUnaryResponse, context)
+
+    async def ChatUnary(self, request: pb.ChatUnaryRequest, context: Context) -> pb.ChatUnaryResponse:
+        return await self._unary(lambda *more: read_chat(request.request, *more), pb.ChatUnaryResponse, context)
+
+    async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
+        served = self._front.served()
+        if served is None:
+            return pb.ListModelsResponse()
+        model = pb.Model(
+            name=self._front.model,
+            max_model_len=served.info.max_model_len,
+            vocab_size=served.info.vocab_size,
+            ready=self._front.readiness().ready,
+        )
+        return pb.ListModelsResponse(models=[model])
+
+    async def _stream(self, read: Read, response_type: type[_Stream], context: Context) -> None:
+        async with _statuses(context):
+            prepared = await self._prepare(read, context)
+            async with self._front.answer(prepared) as events:
+                async for event in events:
+                    response = response_type(request_id=_shown_id(prepared), model=prepared.options.model)
+                    await context.write(write_event(response, event))
+
+    async def _unary(self, read: Read, response_type: type[_Unary], context: Context) -> _Unary:
+        async with _statuses(context):
+            prepared = await self._prepare(read, context)
+            builder = AnswerBuilder()
+            async with self._front.answer(prepared) as events:
+                async for event in events:
+                    builder.add(event)
+            response = response_type(request_id=_shown_id(prepared), model=prepared.options.model)
+            write_answer(response, builder.build())
+            return response
+        raise AssertionError("a call ends inside the block")
+
+    async def _prepare(self, read: Read, context: Context) -> Prepared:
+        (prepared,) = await self._front.prepare(read(_deadline_s(context), _metadata_id(context)))
+        return prepared
+
+
+def _shown_id(prepared: Prepared) -> str:
+    return prepared.options.request_id or prepared.internal_id
+
+
+def _deadline_s(context: Context) -> float | None:
+    remaining: float | None = context.time_remaining()
+    return remaining
+
+
+def _metadata_id(context: Context) -> str:
+    metadata: Any = context.invocation_metadata() or ()
+    found = [value for key, value in metadata if key == "x-request-id" and isinstance(value, str)]
+    return found[0] if found else ""
+
+
+@contextlib.asynccontextmanager
+async def _statuses(context: Context) -> AsyncIterator[None]:
+    """End the call with the status of whatever is raised inside."""
+    try:
+        yield
+    except RouterError as error:
+        await _abort(context, error)
+    except (asyncio.CancelledError, grpc.aio.AbortError):
+        raise
+    except Exception:
+        _LOG.exception("a call failed unexpectedly")
+        await _abort(context, InternalError("internal error"))
+
+
+async def _abort(context: Context, error: RouterError) -> None:
+    codes = error.codes
+    status = status_pb2.Status(code=codes.grpc_code, message=error.message)
+    field = field_of(error)
+    if field is not None:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=error.message)
+        status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
+    if isinstance(error, Exhausted):
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromNanoseconds(int(error.retry_after_s * 1e9))
+        status.details.add().Pack(retry)
+    if request_id := clean_request_id(_metadata_id(context)):
+        status.details.add().Pack(error_details_pb2.RequestInfo(request_id=request_id))
+    message = error.message if isinstance(error, InvalidRequest) else str(error)
+    details = (("grpc-status-details-bin", status.SerializeToString()),)
+    await context.abort(getattr(grpc.StatusCode, codes.grpc_status), message, details)

@@ -1,0 +1,136 @@
+"""Text completions as OpenAI writes them: one body, or chunks. Pure: events in, JSON objects out.
+
+Choice numbers run over prompts and their n answers: choice i of prompt p is p·n + i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import reduce
+from operator import add
+
+from router.generation import Prepared
+from router.openai.chat import receipt_json
+from router.openai.shapes import Json, echoed_tokens, prompt_logprobs_json, stop_reason, token_name, usage_json
+from router.requests import Answer, ChoiceEnd, Event, PromptInfo, TextDelta, TokenInfo, Usage
+from router.tokenizer import Tokenizer
+
+
+class CompletionFormat:
+    """Writes the answer of one completions request, which may hold several prompts."""
+
+    def __init__(
+        self, prepared: Sequence[Prepared], created: int, tokenizer: Tokenizer, *, echo_logprobs: bool
+    ) -> None:
+        self._prepared = prepared
+        self._tokenizer = tokenizer
+        self._params = prepared[0].params
+        self._echo_logprobs = echo_logprobs
+        self._prompt_infos: dict[int, list[PromptInfo]] = {}
+        self._text_lengths: dict[int, int] = {}
+        self._head: Json = {
+            "id": f"cmpl-{prepared[0].internal_id}",
+            "object": "text_completion",
+            "created": created,
+            "model": prepared[0].options.model,
+        }
+
+    def chunks(self, position: int, event: Event) -> Iterator[Json]:
+        """The chunks that one event makes; the first of a choice holds the prompt, where it is echoed."""
+        match event:
+            case PromptInfo():
+                self._prompt_infos.setdefault(position, []).append(event)
+            case TextDelta():
+                yield from self._start(position, event.index)
+                if event.text or event.logprobs:
+                    yield self._chunk(self._number(position, event.index), event.text, event.logprobs)
+            case ChoiceEnd():
+                yield from self._start(position, event.index)
+                yield self._chunk(self._number(position, event.index), "", (), event)
+
+    def usage_chunk(self, usage: Usage) -> Json:
+        """The one chunk without choices, where it was asked for."""
+        return {**self._head, "choices": [], "usage": usage_json(usage)}
+
+    def body(self, answers: Sequence[Answer]) -> Json:
+        """The whole answer."""
+        choices = [
+            self._choice(position, answer, end)
+            for position, answer in enumerate(answers)
+            for _, end in sorted(answer.ends.items())
+        ]
+        usage = reduce(add, (answer.usage for answer in answers))
+        return {**self._head, "choices": choices, "usage": usage_json(usage)}
+
+    def _number(self, position: int, index: int) -> int:
+        return position * self._params.n + index
+
+    def _start(self, position: int, index: int) -> Iterator[Json]:
+        number = self._number(position, index)
+        if number in self._text_lengths:
+            return
+        self._text_lengths[number] = 0
+        if self._params.echo:
+            found = self._prompt_infos.get(position)
+            infos = self._echoed(position, _join(found) if found else None)
+            yield self._chunk(number, self._prompt_text(position), infos)
+
+    def _chunk(self, number: int, text: str, infos: Sequence[TokenInfo], end: ChoiceEnd | None = None) -> Json:
+        choice: Json = {
+            "index": number,
+            "text": text,
+            "logprobs": _logprobs_json(infos, self._text_lengths[number]) if infos else None,
+            "finish_reason": None if end is None else end.finish_reason,
+        }
+        if end is not None:
+            choice["stop_reason"] = stop_reason(end.stop_string, end.stop_token_id)
+        self._text_lengths[number] += sum(len(info.text) for info in infos)
+        return {**self._head, "choices": [choice]}
+
+    def _choice(self, position: int, answer: Answer, end: ChoiceEnd) -> Json:
+        delta = answer.texts[end.index]
+        echoed = self._echoed(position, answer.prompt) if self._params.echo else ()
+        infos = (*echoed, *delta.logprobs)
+        choice: Json = {
+            "index": self._number(position, end.index),
+            "text": (self._prompt_text(position) if self._params.echo else "") + delta.text,
+            "logprobs": _logprobs_json(infos, 0) if self._params.logprobs is not None else None,
+            "finish_reason": end.finish_reason,
+            "stop_reason": stop_reason(end.stop_string, end.stop_token_id),
+            "receipt": receipt_json(end.receipt, end.seed),
+        }
+        if self._params.prompt_logprobs is not None and not self._echo_logprobs:
+            choice["prompt_logprobs"] = prompt_logprobs_json(answer.prompt) if answer.prompt else [None]
+        return choice
+
+    def _prompt_text(self, position: int) -> str:
+        prepared = self._prepared[position]
+        if prepared.prompt_text is not None:
+            return prepared.prompt_text
+        return self._tokenizer.decode(prepared.prompt_ids)
+
+    def _echoed(self, position: int, found: PromptInfo | None) -> tuple[TokenInfo, ...]:
+        if not self._echo_logprobs:
+            return ()
+        ids = self._prepared[position].prompt_ids
+        return echoed_tokens(ids, [self._tokenizer.token_bytes(token_id) for token_id in ids], found)
+
+
+def _join(parts: Sequence[PromptInfo]) -> PromptInfo:
+    return PromptInfo(parts[0].start_index, tuple(info for part in parts for info in part.tokens))
+
+
+def _logprobs_json(infos: Sequence[TokenInfo], offset: int) -> Json:
+    offsets = []
+    for info in infos:
+        offsets.append(offset)
+        offset += len(info.text)
+    return {
+        "tokens": [token_name(info) for info in infos],
+        "token_logprobs": [info.logprob for info in infos],
+        "top_logprobs": [
+            None if info.logprob is None else {token_name(other): other.logprob for other in (*info.top, info)}
+            for info in infos
+        ],
+        "text_offset": offsets,
+    }

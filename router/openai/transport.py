@@ -1,0 +1,180 @@
+"""HTTP around the OpenAI shapes: bounded bodies, JSON errors, server-sent events, and noticing a client that left.
+
+Knows ASGI; knows nothing of what is asked or answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from typing import Any, NoReturn, TypeVar
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from router.errors import Cancelled, Exhausted, InternalError, InvalidRequest, RequestTooLarge, RouterError
+from router.openai.shapes import Json, error_json
+from router.requests import clean_request_id
+
+T = TypeVar("T")
+
+COMMENT_INTERVAL_S = 10.0
+"""Silence after which a comment line is sent, so that proxies keep an idle stream open."""
+
+_REQUEST_ID_HEADER = "x-request-id"
+_SCOPE_KEY = "octavo.request_id"
+
+
+async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
+    """The body as a JSON object. Raises RequestTooLarge before reading more than `max_bytes`, and InvalidRequest."""
+    declared = request.headers.get("content-length", "")
+    if declared.isascii() and declared.isdigit() and int(declared[:20]) > max_bytes:
+        _refuse_size(max_bytes)
+    data = bytearray()
+    async for piece in request.stream():
+        data += piece
+        if len(data) > max_bytes:
+            _refuse_size(max_bytes)
+    try:
+        body = json.loads(bytes(data), parse_constant=_refuse_constant)
+    except RecursionError:
+        raise InvalidRequest("body", "body is nested too deeply to be read") from None
+    except ValueError as error:  # not JSON, or not UTF-8
+        where = f" at line {error.lineno}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise InvalidRequest("body", f"body is not valid JSON in UTF-8{where}") from None
+    if not isinstance(body, dict):
+        raise InvalidRequest("body", f"body must be a JSON object, got {type(body).__name__}")
+    return body
+
+
+def _refuse_size(max_bytes: int) -> NoReturn:
+    raise RequestTooLarge("body", f"body has more than {max_bytes} bytes, the limit (--max-message-bytes)")
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+def error_response(error: RouterError) -> Response:
+    """An error with its status, in OpenAI's body."""
+    headers = {"retry-after": str(max(1, round(error.retry_after_s)))} if isinstance(error, Exhausted) else None
+    return JSONResponse(error_json(error), error.codes.http_status, headers)
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled when the client leaves; raises Cancelled then."""
+    task, gone = asyncio.create_task(work), asyncio.create_task(_gone(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise Cancelled("the client is gone")
+    finally:
+        for one in (task, gone):
+            one.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """Server-sent events. An error before the first one is an HTTP error; a later one is an event of its own."""
+
+    def __init__(self, chunks: contextlib.AbstractAsyncContextManager[AsyncIterator[Json]]) -> None:
+        self._chunks = chunks
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with contextlib.suppress(Cancelled):
+            await unless_gone(receive, self._run(scope, receive, send))
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        writer = _EventWriter(send)
+        comments = asyncio.create_task(writer.comment_in_silence())
+        try:
+            async with self._chunks as chunks:
+                async for chunk in chunks:
+                    await writer.write(f"data: {dump(chunk)}\n\n")
+        except RouterError as error:
+            if not writer.started:
+                await error_response(error)(scope, receive, send)
+                return
+            await writer.write(f"data: {dump(error_json(error))}\n\n")
+        finally:
+            comments.cancel()
+        await writer.finish("data: [DONE]\n\n")
+
+
+class _EventWriter:
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._wrote = False
+        self.started = False
+
+    async def write(self, text: str) -> None:
+        self._wrote = True
+        await self._start()
+        await self._send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+
+    async def finish(self, text: str) -> None:
+        await self._start()
+        await self._send({"type": "http.response.body", "body": text.encode(), "more_body": False})
+
+    async def comment_in_silence(self) -> None:
+        while True:
+            await asyncio.sleep(COMMENT_INTERVAL_S)
+            if not self._wrote:
+                await self.write(": waiting\n\n")
+            self._wrote = False
+
+    async def _start(self) -> None:
+        if not self.started:
+            self.started = True
+            headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+def dump(value: Mapping[str, Any]) -> str:
+    """Compact JSON; text stays as it is."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def request_id_of(request: Request) -> str:
+    """The client's own request id, cleaned; empty when it gave none."""
+    return clean_request_id(request.headers.get(_REQUEST_ID_HEADER, ""))
+
+
+class RequestIds:
+    """Middleware: every response carries X-Request-Id, the client's own where it gave one; a crash becomes a 500."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        shown = clean_request_id(Headers(scope=scope).get(_REQUEST_ID_HEADER, "")) or secrets.token_hex(12)
+        scope[_SCOPE_KEY] = shown
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message.setdefault("headers", [])
+                MutableHeaders(scope=message)[_REQUEST_ID_HEADER] = shown
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+def crash_response(request: Request) -> Response:
+    """A defect of ours: the request id, and no internals."""
+    shown = request.scope.get(_SCOPE_KEY, "")
+    return error_response(InternalError(f"internal error; request id {shown}"))

@@ -1,0 +1,192 @@
+"""The router process: puts the parts together, loads the model's text, serves, drains, ends.
+
+Both surfaces and the token socket share one event loop. HTTP answers from the first moment, so that readiness can be
+asked while the start goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import uvicorn
+
+from octavo.phases import Phases
+from octavo.process import Shutdown, StartError
+from octavo.sources import resolve
+from router.config import RouterConfig
+from router.front import FrontDoor
+from router.grpc_api import make_server, set_health
+from router.model_text import ModelText, load_model_text
+from router.openai.app import make_app
+from router.scheduler_client import SchedulerClient
+from router.token_inlet import TokenInlet
+
+_LOG = logging.getLogger(__name__)
+
+_CLOSING_S = 2.0
+"""What connections get to close by themselves once no request is live."""
+
+_BACKLOG = 1024
+
+
+def main(config: RouterConfig) -> int:
+    """Serve until a signal; returns the exit status. Raises StartError and SourceError when it cannot start."""
+    shutdown = Shutdown()
+    try:
+        asyncio.run(_serve(config, shutdown))
+    finally:
+        shutdown.close()
+    return 0
+
+
+def served_name(config: RouterConfig) -> str:
+    """What clients call the model."""
+    return config.served_model_name or Path(config.model).name or Path(config.model).resolve().name
+
+
+async def _serve(config: RouterConfig, shutdown: Shutdown) -> None:
+    async with running(config) as router:
+        _LOG.info(
+            "serving %s: HTTP on %s:%d, gRPC on %s:%d",
+            router.front.model,
+            config.host,
+            router.http_port,
+            config.host,
+            router.grpc_port,
+        )
+        asked = asyncio.create_task(shutdown.wait_async())
+        done, _ = await asyncio.wait({asked, *router.tasks}, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            await task  # a part that ended by itself ends the process with its cause
+        await router.drain()
+
+
+class Router:
+    """The running parts of one process."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        self.config = config
+        self.tasks: set[asyncio.Task[None]] = set()
+        self._http_task: asyncio.Task[None] | None = None
+        self.phases = Phases()
+        self.inlet = TokenInlet(config.token_listen, config.token_advertise)
+        self.scheduler = SchedulerClient(
+            config.scheduler_address, self.inlet.endpoint, f"{socket.gethostname()}:{os.getpid()}"
+        )
+        self.front = FrontDoor(served_name(config), self.scheduler, self.inlet, config.recovery_timeout)
+        self.front.own_phases = self.phases.snapshot
+        self._grpc, self._health = make_server(self.front, config.max_message_bytes)
+        self._http: uvicorn.Server = _QuietServer(
+            uvicorn.Config(
+                make_app(self.front, config.max_message_bytes),
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                server_header=False,
+                timeout_graceful_shutdown=round(_CLOSING_S),
+            )
+        )
+        self._serving: bool | None = None
+        self._telling: set[asyncio.Task[None]] = set()
+        self.http_port = self.grpc_port = 0
+
+    async def start(self) -> None:
+        """Bind, answer, and load. Raises StartError or SourceError."""
+        self._bind_grpc()
+        listener = _listen(self.config.host, self.config.http_port)
+        self.http_port = listener.getsockname()[1]
+        self._http_task = asyncio.create_task(self._http.serve(sockets=[listener]))
+        await self._grpc.start()
+        self.scheduler.on_change(lambda state: self._publish())
+        self.tasks |= {asyncio.create_task(self.scheduler.run()), asyncio.create_task(self.inlet.run())}
+        self.front.text = await asyncio.to_thread(self._load)
+        self._publish()
+
+    async def drain(self) -> None:
+        """Refuse what is new, finish what runs."""
+        _LOG.info("draining %d requests", self.front.num_live)
+        self.front.draining = True
+        self._publish()
+        await self.front.wait_idle()
+
+    async def stop(self) -> None:
+        """End every part, whatever still runs."""
+        self._http.should_exit = True
+        await self._grpc.stop(_CLOSING_S if self.front.num_live else 0)
+        if self._http_task is not None:
+            await self._http_task
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, *self._telling, return_exceptions=True)
+        await self.scheduler.close()
+        self.inlet.close()
+        self.front.close()
+
+    def _load(self) -> ModelText:
+        with self.phases.phase("model"):
+            source = resolve(self.config.model)
+        with self.phases.phase("tokenizer"):
+            return load_model_text(self.front.model, source.directory)
+
+    def _bind_grpc(self) -> None:
+        address = f"{_bracketed(self.config.host)}:{self.config.grpc_port}"
+        try:
+            self.grpc_port = self._grpc.add_insecure_port(address)
+        except RuntimeError:
+            raise StartError(f"--grpc-port: {address} cannot be bound; is it in use? Choose another port") from None
+
+    def _publish(self) -> None:
+        """Bring gRPC health up to date, and say in the log when readiness changes."""
+        found = self.front.readiness()
+        if found.ready == self._serving:
+            return
+        if found.ready:
+            _LOG.info("ready: %s", self.front.model)
+        else:
+            _LOG.info("not ready: %s", found.reason)
+        self._serving = found.ready
+        telling = asyncio.create_task(set_health(self._health, serving=found.ready))
+        self._telling.add(telling)
+        telling.add_done_callback(self._telling.discard)
+
+
+@contextlib.asynccontextmanager
+async def running(config: RouterConfig) -> AsyncIterator[Router]:
+    """A started router, stopped on the way out."""
+    router = Router(config)
+    try:
+        await router.start()
+        yield router
+    finally:
+        await router.stop()
+
+
+class _QuietServer(uvicorn.Server):
+    """uvicorn without its own signal handlers: this process has one owner of signals."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise StartError(f"--http-port: {host}:{port} cannot be bound ({error.strerror}); choose another") from None
+    listener.listen(_BACKLOG)
+    return listener
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
