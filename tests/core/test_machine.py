@@ -1,0 +1,151 @@
+"""The core under random histories: submissions, cancels, plans, answers, joins and losses in any order."""
+
+from __future__ import annotations
+
+import os
+from itertools import chain
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from scheduler_svc.core.types import CoreLimits, RefusalReason, Refused
+from tests.core.house import House, Stream, spec
+
+# Prompts are made of few stretches, so that prefixes are shared, at block edges and beside them.
+_STRETCHES = [[1, 2, 3, 4], [5, 6, 7, 8], [1, 2, 3, 9], [7], [8, 9]]
+_prompts = st.lists(st.sampled_from(_STRETCHES), min_size=1, max_size=6).map(
+    lambda parts: list(chain.from_iterable(parts))
+)
+
+
+class CoreMachine(RuleBasedStateMachine):
+    """Rules are what can happen; the house checks laws, plans, events and tokens at each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.house = House()
+        self.changes: dict[str, int] = {}
+        self.num_attached = 0
+
+    @initialize(
+        num_blocks=st.integers(6, 16),
+        num_slots=st.integers(1, 5),
+        max_step_tokens=st.integers(1, 20),
+        caching=st.booleans(),
+        depth=st.integers(1, 3),
+        max_overtakes=st.integers(0, 3),
+    )
+    def set_up(
+        self, num_blocks: int, num_slots: int, max_step_tokens: int, caching: bool, depth: int, max_overtakes: int
+    ) -> None:
+        limits = CoreLimits(
+            enable_prefix_caching=caching, max_unanswered_plans=depth, max_overtakes=max_overtakes, max_waiting=12
+        )
+        self.house = House(limits)
+        self.changes = {"num_device_blocks": num_blocks, "num_slots": num_slots, "max_step_tokens": max_step_tokens}
+        self.attach()
+
+    def _live(self) -> list[Stream]:
+        return [stream for stream in self.house.streams.values() if stream.is_live]
+
+    @rule(
+        prompt=_prompts,
+        max_tokens=st.integers(1, 30),
+        priority=st.integers(-1, 1),
+        tenant=st.sampled_from(["", "t"]),
+        end_token_ids=st.sampled_from([(), (3, 17), tuple(range(12))]),
+        start=st.sampled_from([None, None, 0, 4, 6]),
+        router_id=st.integers(0, 1),
+        age_ns=st.sampled_from([0, 5000]),
+    )
+    def submit(self, prompt: list[int], start: int | None, **fields: object) -> None:
+        try:
+            self.house.submit(prompt, prompt_logprobs_start=start, **fields)  # type: ignore[arg-type]
+        except Refused as refused:
+            if refused.reason not in (RefusalReason.QUEUE_FULL, RefusalReason.TOO_LONG):
+                raise
+
+    @precondition(lambda self: self._live())
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        stream = data.draw(st.sampled_from(self._live()))
+        self.house.cancel(stream)
+        assert not stream.is_live
+
+    @precondition(lambda self: len(self.house.replicas) < 2)
+    @rule()
+    def attach(self) -> None:
+        self.num_attached += 1
+        self.house.attach(spec(self.num_attached, **self.changes))
+
+    @precondition(lambda self: self.house.replicas)
+    @rule(data=st.data())
+    def detach(self, data: st.DataObject) -> None:
+        self.house.detach(data.draw(st.sampled_from(sorted(self.house.replicas))))
+
+    @precondition(lambda self: self.house.replicas)
+    @rule(data=st.data())
+    def plan(self, data: st.DataObject) -> None:
+        self.house.plan(data.draw(st.sampled_from(sorted(self.house.replicas))))
+
+    @precondition(lambda self: any(replica.inbox for replica in self.house.replicas.values()))
+    @rule(data=st.data())
+    def run(self, data: st.DataObject) -> None:
+        ids = sorted(replica_id for replica_id, replica in self.house.replicas.items() if replica.inbox)
+        self.house.run(data.draw(st.sampled_from(ids)))
+
+    @precondition(lambda self: any(self.house.results.values()))
+    @rule(data=st.data())
+    def complete(self, data: st.DataObject) -> None:
+        ids = sorted(replica_id for replica_id, results in self.house.results.items() if results)
+        self.house.complete(data.draw(st.sampled_from(ids)))
+
+    @precondition(lambda self: self.house.replicas)
+    @rule(num_rounds=st.integers(1, 8))
+    def go_on(self, num_rounds: int) -> None:
+        for _ in range(num_rounds):
+            for replica_id in list(self.house.replicas):
+                self.house.plan(replica_id)
+                if self.house.replicas[replica_id].inbox:
+                    self.house.run(replica_id)
+                if self.house.results[replica_id]:
+                    self.house.complete(replica_id)
+
+    @rule()
+    def reset_prefix_cache(self) -> None:
+        self.house.scheduler.reset_prefix_cache()
+
+    @precondition(lambda self: self._live() and self.house.replicas)
+    @rule(data=st.data())
+    def break_numerics(self, data: st.DataObject) -> None:
+        replica = self.house.replicas[data.draw(st.sampled_from(sorted(self.house.replicas)))]
+        replica.numeric_errors.add(data.draw(st.sampled_from(self._live())).request.stream_key)
+
+    @precondition(lambda self: self.house.replicas)
+    @rule(data=st.data(), routers=st.sampled_from([set[int](), {1}]))
+    def cut_router(self, data: st.DataObject, routers: set[int]) -> None:
+        replica = self.house.replicas[data.draw(st.sampled_from(sorted(self.house.replicas)))]
+        replica.unreachable_routers = set(routers)
+
+    def teardown(self) -> None:
+        if not self.changes:
+            return
+        for replica in self.house.replicas.values():
+            replica.unreachable_routers = set()
+        if not self.house.replicas:
+            self.attach()
+        self.house.drain()
+        self.house.check_outcomes(num_cache_tokens=self.changes["num_device_blocks"] * 4)
+
+
+_NUM_HISTORIES = int(os.environ.get("OCTAVO_CORE_HISTORIES", "100"))
+
+TestCore = CoreMachine.TestCase
+TestCore.settings = settings(
+    max_examples=_NUM_HISTORIES,
+    stateful_step_count=40,
+    derandomize="OCTAVO_CORE_HISTORIES" not in os.environ,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
