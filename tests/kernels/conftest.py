@@ -1,17 +1,16 @@
-"""Every kernel test runs over every backend named here; one that cannot load on this machine is skipped with its reason."""
+"""Every kernel test runs over every backend named here; one that cannot load is skipped with its reason."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
+from kernel_steps import OpenBackend
 
 from kernels.api import Backend, open_backend
 
 BACKENDS = ("reference", "cpu")
-
-OpenBackend = Callable[[int], Backend]
 
 
 @pytest.fixture(params=BACKENDS)

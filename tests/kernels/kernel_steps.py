@@ -5,7 +5,7 @@ The oracle knows sequences alone: no blocks, no batches, no partitions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,8 @@ from kernels.api import AttentionSpec, Backend, KVCache, KVCacheSpec, QKNorm, Ra
 
 # A step names which sequences run how many of their next tokens, in the order of the batch's rows.
 Step = Sequence[tuple[int, int]]
+# Opens the backend under test with a number of threads.
+OpenBackend = Callable[[int], Backend]
 
 LAYER = 1
 MAX_POSITIONS = 1024
@@ -61,9 +63,7 @@ class Geometry:
         return [torch.randn(length, self.width, generator=generator).to(self.dtype) for length in lengths]
 
     def allocate(self, backend: Backend, num_blocks: int) -> KVCache:
-        spec = KVCacheSpec(
-            LAYER + 1, num_blocks, self.block_size, self.num_kv_heads, self.head_dim, self.cache_dtype
-        )
+        spec = KVCacheSpec(LAYER + 1, num_blocks, self.block_size, self.num_kv_heads, self.head_dim, self.cache_dtype)
         return backend.allocate_kv_cache(spec)
 
 
