@@ -257,6 +257,8 @@ class House:
             assert isinstance(sampling, SimulatedSampling)
             prompt = stream.request.prompt_token_ids
             alone, finish = continuation(prompt, sampling, VOCAB_SIZE, max_model_len)
-            if len(prompt) + len(alone) > num_cache_tokens + 1:
+            # The last token that is sampled needs no place in the cache; an unlisted end token is such a one.
+            num_places = len(prompt) + len(alone) - (1 if finish is FinishReason.LENGTH else 0)
+            if num_places > num_cache_tokens:
                 alone, finish = alone[: num_cache_tokens + 1 - len(prompt)], FinishReason.LENGTH
             assert (stream.received, stream.finish) == (alone, finish)
