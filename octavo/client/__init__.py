@@ -1,0 +1,44 @@
+"""The Python client: `Client` for threads, `AsyncClient` for asyncio, over gRPC.
+
+Needs grpcio and protobuf alone. What it returns and raises are plain frozen dataclasses and named exceptions.
+"""
+
+from octavo.client.aio import AsyncClient, AsyncDeltaStream
+from octavo.client.blocking import Client, DeltaStream
+from octavo.client.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    Exhausted,
+    InvalidArgument,
+    NotFound,
+    OctavoError,
+    ServerError,
+    Unauthenticated,
+    Unavailable,
+)
+from octavo.client.types import Choice, Delta, Model, Options, QueuePosition, Receipt, Result, TokenLogprob, Usage
+
+__all__ = [
+    "AsyncClient",
+    "AsyncDeltaStream",
+    "Cancelled",
+    "Choice",
+    "Client",
+    "DeadlineExceeded",
+    "Delta",
+    "DeltaStream",
+    "Exhausted",
+    "InvalidArgument",
+    "Model",
+    "NotFound",
+    "OctavoError",
+    "Options",
+    "QueuePosition",
+    "Receipt",
+    "Result",
+    "ServerError",
+    "TokenLogprob",
+    "Unauthenticated",
+    "Unavailable",
+    "Usage",
+]

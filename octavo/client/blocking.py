@@ -1,0 +1,169 @@
+"""The client for threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, Literal, Self, Unpack, overload
+
+import grpc
+
+from octavo.client.errors import from_rpc_error
+from octavo.client.types import Delta, Model, Options, Result
+from octavo.client.wire import (
+    CHANNEL_OPTIONS,
+    Message,
+    ResultBuilder,
+    chat_request,
+    generate_request,
+    read_models,
+    read_result,
+)
+from octavo.v1 import inference_pb2 as pb
+from octavo.v1 import inference_pb2_grpc as pb_grpc
+
+DEFAULT_ADDRESS = "127.0.0.1:8001"
+
+
+class DeltaStream:
+    """The deltas of a streamed answer; iterate once. Leaving the loop or the `with` block early cancels the work."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._builder = ResultBuilder()
+
+    def __iter__(self) -> Iterator[Delta]:
+        try:
+            for response in self._call:
+                event = self._builder.add(response)
+                if isinstance(event, Delta):
+                    yield event
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+        finally:
+            self._call.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    def cancel(self) -> None:
+        """Stop the work. Does nothing to a stream that has ended."""
+        self._call.cancel()
+
+    @property
+    def result(self) -> Result:
+        """Everything put together, once the deltas have been read to the end. Raises ValueError before that."""
+        return self._builder.build()
+
+
+class Client:
+    """Talks to one router. Safe to use from several threads; close it, or use it in a `with` block."""
+
+    def __init__(
+        self, address: str = DEFAULT_ADDRESS, *, model: str = "", credentials: grpc.ChannelCredentials | None = None
+    ) -> None:
+        """`address` is host:port of a router's gRPC port. `model` is named in requests; empty: the router's own."""
+        self.address = address
+        self.model = model
+        if credentials is None:
+            self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        else:
+            self._channel = grpc.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+        self._stub: Any = pb_grpc.InferenceServiceStub(self._channel)
+
+    @overload
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        stream: Literal[False] = False,
+        timeout_s: float | None = None,
+        **options: Unpack[Options],
+    ) -> Result: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        stream: Literal[True],
+        timeout_s: float | None = None,
+        **options: Unpack[Options],
+    ) -> DeltaStream: ...
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        stream: bool = False,
+        timeout_s: float | None = None,
+        **options: Unpack[Options],
+    ) -> Result | DeltaStream:
+        """Continue a prompt given as text or token ids. Raises OctavoError; a stream raises it while iterated."""
+        request = generate_request(prompt, self.model, options)
+        if stream:
+            return DeltaStream(self._stub.Generate(request, timeout=timeout_s))
+        unary = pb.GenerateUnaryRequest(request=request)
+        return read_result(_call(self._stub.GenerateUnary, unary, timeout_s))
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        stream: Literal[False] = False,
+        timeout_s: float | None = None,
+        **options: Unpack[Options],
+    ) -> Result: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        stream: Literal[True],
+        timeout_s: float | None = None,
+        **options: Unpack[Options],
+    ) -> DeltaStream: ...
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        stream: bool = False,
+        timeout_s: float | None = None,
+        **options: Unpack[Options],
+    ) -> Result | DeltaStream:
+        """Answer a conversation: mappings of role and content. Raises OctavoError as `generate` does."""
+        request = chat_request(messages, self.model, options)
+        if stream:
+            return DeltaStream(self._stub.Chat(request, timeout=timeout_s))
+        return read_result(_call(self._stub.ChatUnary, pb.ChatUnaryRequest(request=request), timeout_s))
+
+    def models(self, *, timeout_s: float | None = None) -> list[Model]:
+        """What the router serves now."""
+        return read_models(_call(self._stub.ListModels, pb.ListModelsRequest(), timeout_s))
+
+    def close(self) -> None:
+        """Close the channel; calls that still run end as cancelled."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _call(method: Any, request: Any, timeout_s: float | None) -> Any:
+    try:
+        return method(request, timeout=timeout_s)
+    except grpc.RpcError as error:
+        raise from_rpc_error(error) from None
