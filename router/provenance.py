@@ -2,10 +2,10 @@
 
 A template joins its own text with the client's, and may trim, split or re-encode the latter on the way, so where a
 control string comes from cannot be read off the result. We find out by rendering again in disguise: in everything the
-client sent, each character that can begin or end a control string is exchanged for a private-use twin that occurs
-nowhere in request or template. The twin is one character, so the disguised text lines up with the plain one character
-by character, and a control string in it, even one put together across a border, was written by the template from its
-first character to its last. Twins are chosen after the request is seen: nobody can send them.
+client sent, each punctuation character of control strings (such as `<`, `|`, `>`) is exchanged for a private-use twin
+that occurs nowhere in request or template. The twin is one character, so the disguised text lines up with the plain
+one character by character, and a control string in it was written by the template: one that the client wrote, or that
+came about across a border, shows a twin. Twins are chosen after the request is seen: nobody can send them.
 
 A template may look into the content (`'</think>' in content`), and then the disguise would show. Where the two texts do
 not line up, strings that the template itself compares with stay readable, and a mark before each control string among
@@ -54,13 +54,10 @@ class ControlStrings:
     def __init__(self, controls: frozenset[str], template_constants: frozenset[str]) -> None:
         """`template_constants`: string constants in the template's expressions."""
         self.pattern = _any_of(controls)
-        ends = {char for control in controls for char in (control[0], control[-1])}
-        self.end_chars = "".join(sorted(char for char in ends if not _WORD_CHARS.match(char)))
-        """Characters that begin or end a control string and no ordinary word, key or role."""
-        wordlike = {c for c in controls if c[0] not in self.end_chars and c[-1] not in self.end_chars}
-        self.suspects = re.compile(
-            "|".join(filter(None, (_class_of(self.end_chars), _alternatives(wordlike)))) or "(?!)"
-        )
+        self.marks = "".join(sorted({char for control in controls for char in control if not _WORD_CHARS.match(char)}))
+        """The punctuation of control strings: characters that no ordinary word, key or role holds."""
+        wordlike = {control for control in controls if not set(control) & set(self.marks)}
+        self.suspects = re.compile("|".join(filter(None, (_class_of(self.marks), _alternatives(wordlike)))) or "(?!)")
         readable = {
             text
             for text in template_constants

@@ -15,7 +15,7 @@ from router.errors import InvalidRequest, check_text, show_value
 
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
-MAX_STOP_STRINGS = 64
+MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
