@@ -12,7 +12,7 @@ import torch
 from kernels.api import Backend, KVCacheSpec
 from kernels.reference import ReferenceBackend
 from octavo.internal.v1 import types_pb2, worker_pb2
-from octavo.sources import resolve
+from octavo.sources import ModelSource, resolve
 from worker_svc.messages import step_result
 from worker_svc.model.config import ModelConfig, parse_config
 from worker_svc.model.decoder import build_decoder
@@ -37,15 +37,16 @@ class RunnerShape:
 
 
 def build_runner(
-    directory: Path,
+    source: ModelSource | Path,
     shape: RunnerShape = RunnerShape(),
     dtype: torch.dtype = torch.float32,
     backend: Backend | None = None,
 ) -> Runner:
     """A runner over a checkpoint, with the reference kernels unless others are given."""
     backend = backend or ReferenceBackend()
-    config = parse_config(json.loads((directory / "config.json").read_text()))
-    source = resolve(str(directory))
+    if isinstance(source, Path):
+        source = resolve(str(source))
+    config = parse_config(json.loads((source.directory / "config.json").read_text()))
     expected = {name: ExpectedTensor(size) for name, size in expected_shapes(config).items()}
     loaded = load_weights(expected, open_checkpoint(source, dtype), dtype)
     decoder = build_decoder(config, loaded.pop, backend, shape.max_model_len)

@@ -5,6 +5,7 @@ Greedy ids must be the same. Logprobs agree within 2e-4: both compute in fp32 an
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,11 @@ class Case:
         self.runner: Runner = build_runner(directory, RunnerShape(vocab_size=TINY_VOCAB_SIZE))
         self.oracle = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
 
+    @cached_property
+    def greedy_outputs(self) -> list[list[int]]:
+        """The continuation of each of PROMPTS, run alone."""
+        return [greedy_alone(self.runner, token_ids, NUM_OUTPUT_TOKENS) for token_ids in PROMPTS]
+
     @torch.inference_mode()
     def oracle_logprobs(self, token_ids: list[int]) -> torch.Tensor:
         """[len, vocabulary] log-softmax over the real vocabulary after each token."""
@@ -65,8 +71,7 @@ PROMPTS = [prompt(length, seed) for seed, length in enumerate((1, 2, 9, 40, 150)
 
 
 def test_greedy_ids_are_those_of_transformers(case: Case) -> None:
-    for token_ids in PROMPTS:
-        output = greedy_alone(case.runner, token_ids, NUM_OUTPUT_TOKENS)
+    for token_ids, output in zip(PROMPTS, case.greedy_outputs, strict=True):
         assert len(output) == NUM_OUTPUT_TOKENS
         # Each token is the likeliest after those before it: by induction, the greedy continuation.
         oracle = case.oracle_logprobs(token_ids + output)
@@ -95,9 +100,9 @@ def test_logprobs_are_those_of_transformers(case: Case) -> None:
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 def test_chunks_change_nothing(case: Case, chunk: int) -> None:
-    expected = [greedy_alone(case.runner, token_ids, 12) for token_ids in PROMPTS]
+    expected = [output[:6] for output in case.greedy_outputs]
     case.runner.reset()
     driver = Driver(case.runner)
-    sequences = [driver.add(token_ids, sampling(max_tokens=12)) for token_ids in PROMPTS]
+    sequences = [driver.add(token_ids, sampling(max_tokens=6)) for token_ids in PROMPTS]
     driver.finish(*sequences, chunk=chunk)
     assert [sequence.output for sequence in sequences] == expected
