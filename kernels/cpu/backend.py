@@ -1,0 +1,244 @@
+"""`CpuBackend`: the kernel API over the C++ extension.
+
+Knows which call goes where and what the extension may trust: it follows addresses blindly, so shapes, types and
+contiguity are checked here, as cheaply as attribute reads allow. A step makes hundreds of these calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kernels.api import (
+    AttentionPlan,
+    AttentionSpec,
+    BackendInfo,
+    KVCache,
+    KVCacheSpec,
+    Logprobs,
+    PackedLinear,
+    QKNorm,
+    RaggedBatch,
+    RopeTable,
+    Samples,
+    SamplingBatch,
+)
+from kernels.cpu import cache as caches
+from kernels.cpu import plan as plans
+from kernels.cpu import sampling
+from kernels.cpu.dtypes import DTYPE_CODES, dtype_code
+from kernels.cpu.extension import native, runnable_variants, variant_index
+from kernels.reference import linear as linears
+
+
+class CpuBackend:
+    """C++ kernels on the CPU, matrix products through oneDNN. `info` is final once all weights are packed."""
+
+    def __init__(self, num_threads: int | None = None, variant: str | None = None) -> None:
+        """`num_threads` None keeps torch's count; `variant` None takes the best that this processor runs.
+
+        Raises RuntimeError when the extension cannot serve, ValueError for a variant that does not run here.
+        """
+        self._native = native()
+        self._variant_index = variant_index(variant)
+        self._variant = variant or runnable_variants()[0]
+        self._doubts: dict[str, None] = {}
+        self.set_num_threads(torch.get_num_threads() if num_threads is None else num_threads)
+
+    @property
+    def info(self) -> BackendInfo:
+        products = "_bf16" if linears.onednn_supports(torch.bfloat16) else ""
+        variant = f"{self._variant}+onednn{products}_{torch.backends.cpu.get_cpu_capability().lower()}"
+        return BackendInfo("cpu", variant, not self._doubts, "; ".join(self._doubts))
+
+    @property
+    def num_threads(self) -> int:
+        return self._num_threads
+
+    def set_num_threads(self, num_threads: int) -> None:
+        """Takes effect with the next call, for torch's products too; changes no result."""
+        if num_threads < 1:
+            raise ValueError(f"num_threads {num_threads} must be at least 1")
+        if num_threads != torch.get_num_threads():
+            torch.set_num_threads(num_threads)
+        self._num_threads = num_threads
+        self._context = self._variant_index | num_threads << 8
+
+    # KV cache
+
+    def allocate_kv_cache(self, spec: KVCacheSpec) -> KVCache:
+        return caches.allocate(spec)
+
+    def copy_blocks(self, src: KVCache, src_ids: Sequence[int], dst: KVCache, dst_ids: Sequence[int]) -> None:
+        caches.copy_blocks(_own_cache(src), src_ids, _own_cache(dst), dst_ids)
+
+    def export_blocks(self, cache: KVCache, layer: int, block_ids: Sequence[int]) -> Tensor:
+        return caches.export_blocks(_own_cache(cache), layer, block_ids)
+
+    def import_blocks(self, cache: KVCache, layer: int, block_ids: Sequence[int], blocks: Tensor) -> None:
+        caches.import_blocks(_own_cache(cache), layer, block_ids, blocks)
+
+    # Attention
+
+    def plan_attention(self, batch: RaggedBatch, cache: KVCache) -> AttentionPlan:
+        return plans.plan_attention(batch, cache.spec)
+
+    def rope_write_kv(
+        self,
+        qkv: Tensor,
+        cache: KVCache,
+        layer: int,
+        plan: AttentionPlan,
+        rope: RopeTable,
+        qk_norm: QKNorm | None,
+    ) -> None:
+        own_cache, own_plan = _own_cache(cache), _own_plan(plan)
+        num_heads = _num_heads(qkv, own_cache, own_plan)
+        cos, sin = rope.cos, rope.sin
+        q_weight, k_weight, eps = 0, 0, 0.0
+        if qk_norm is not None:
+            _check_weight(qk_norm.q_weight, own_cache.spec.head_dim, qkv.dtype)
+            _check_weight(qk_norm.k_weight, own_cache.spec.head_dim, qkv.dtype)
+            q_weight, k_weight, eps = qk_norm.q_weight.data_ptr(), qk_norm.k_weight.data_ptr(), qk_norm.eps
+        if len(cos) <= own_plan.max_position or cos.shape != sin.shape or cos.dtype != torch.float32:
+            raise ValueError(
+                f"rope has {tuple(cos.shape)} cosines and {tuple(sin.shape)} sines of {cos.dtype}; the step needs fp32 "
+                f"and positions up to {own_plan.max_position}"
+            )
+        self._native.rope_write_kv(
+            self._context,
+            qkv.data_ptr(),
+            own_plan.batch.num_tokens,
+            num_heads,
+            DTYPE_CODES[qkv.dtype],
+            own_plan.slots_address,
+            own_plan.positions_address,
+            cos.data_ptr(),
+            sin.data_ptr(),
+            cos.shape[1],
+            q_weight,
+            k_weight,
+            eps,
+            *own_cache.layer_arguments(layer),
+        )
+
+    def attention(self, qkv: Tensor, cache: KVCache, layer: int, plan: AttentionPlan, spec: AttentionSpec) -> Tensor:
+        own_cache, own_plan = _own_cache(cache), _own_plan(plan)
+        num_heads = _num_heads(qkv, own_cache, own_plan)
+        if num_heads != spec.num_heads or num_heads % own_cache.spec.num_kv_heads:
+            raise ValueError(
+                f"qkv holds {num_heads} query heads, the layer {spec.num_heads}: they must be equal and a multiple of "
+                f"{own_cache.spec.num_kv_heads} key and value heads"
+            )
+        if spec.scale <= 0 or (spec.window is not None and spec.window < 1):
+            raise ValueError(f"scale {spec.scale} and window {spec.window} must be positive")
+        out = qkv.new_empty((qkv.shape[0], num_heads * own_cache.spec.head_dim))
+        self._native.attention(
+            self._context,
+            qkv.data_ptr(),
+            out.data_ptr(),
+            *own_plan.row_arguments,
+            num_heads,
+            DTYPE_CODES[qkv.dtype],
+            spec.scale,
+            spec.window,
+            spec.soft_cap,
+            *own_cache.layer_arguments(layer),
+        )
+        return out
+
+    # Dense layers
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
+        packed, doubt = linears.pack(weight, bias)
+        if doubt:
+            self._doubts[doubt] = None
+        return packed
+
+    def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        if not isinstance(packed, linears.ReferenceLinear):
+            raise TypeError(f"the weight was packed by another backend: {type(packed).__name__}")
+        return linears.linear(x, packed)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return self._norm(x, None, weight, eps)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if residual.shape != x.shape or not residual.is_contiguous():
+            raise ValueError(f"residual is {tuple(residual.shape)}, must be x's {tuple(x.shape)}, contiguous")
+        return self._norm(x, residual, weight, eps)
+
+    def _norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+        x = x if x.is_contiguous() else x.contiguous()
+        rows, hidden = x.shape
+        if weight.shape != (hidden,) or not weight.is_contiguous():
+            raise ValueError(f"weight is {tuple(weight.shape)}, must be ({hidden},), contiguous")
+        out = torch.empty_like(x)
+        code = dtype_code(x.dtype)
+        residual_code, address = (0, 0) if residual is None else (dtype_code(residual.dtype), residual.data_ptr())
+        self._native.norm(
+            self._context,
+            x.data_ptr(),
+            address,
+            weight.data_ptr(),
+            out.data_ptr(),
+            rows,
+            hidden,
+            eps,
+            code,
+            residual_code,
+            dtype_code(weight.dtype),
+        )
+        return out
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        gate_up = gate_up if gate_up.is_contiguous() else gate_up.contiguous()
+        rows, width = gate_up.shape
+        out = gate_up.new_empty((rows, width // 2))
+        self._native.silu_mul(
+            self._context, gate_up.data_ptr(), out.data_ptr(), rows, width // 2, dtype_code(gate_up.dtype)
+        )
+        return out
+
+    # Sampling
+
+    def sample(self, logits: Tensor, batch: SamplingBatch) -> Samples:
+        return sampling.sample(self._context, logits, batch)
+
+    def logprobs(self, logits: Tensor, token_ids: Tensor, num_top: int, vocab_size: int) -> Logprobs:
+        return sampling.logprobs(self._context, logits, token_ids, num_top, vocab_size)
+
+
+def _num_heads(qkv: Tensor, cache: caches.CpuCache, plan: plans.CpuPlan) -> int:
+    """Query heads in qkv; raises ValueError for a tensor that does not fit the plan and the cache."""
+    spec = cache.spec
+    num_tokens, width = qkv.shape
+    num_heads = width // spec.head_dim - 2 * spec.num_kv_heads
+    fits = num_tokens == plan.batch.num_tokens and width % spec.head_dim == 0 and num_heads > 0
+    if not fits or not qkv.is_contiguous() or qkv.dtype not in DTYPE_CODES:
+        raise ValueError(
+            f"qkv is {tuple(qkv.shape)} {qkv.dtype}; contiguous rows of {plan.batch.num_tokens} tokens were planned, "
+            f"query heads and 2 * {spec.num_kv_heads} key and value heads of {spec.head_dim}"
+        )
+    if plan.blocks != (spec.num_blocks, spec.block_size):
+        raise ValueError(f"the plan was made for a cache of {plan.blocks[0]} blocks of {plan.blocks[1]} tokens")
+    return num_heads
+
+
+def _check_weight(weight: Tensor, head_dim: int, dtype: torch.dtype) -> None:
+    if weight.shape != (head_dim,) or weight.dtype != dtype or not weight.is_contiguous():
+        raise ValueError(f"a norm's weight is {tuple(weight.shape)} {weight.dtype}, must be ({head_dim},) {dtype}")
+
+
+def _own_cache(cache: KVCache) -> caches.CpuCache:
+    if not isinstance(cache, caches.CpuCache):
+        raise TypeError(f"the KV cache was allocated by another backend: {type(cache).__name__}")
+    return cache
+
+
+def _own_plan(plan: AttentionPlan) -> plans.CpuPlan:
+    if not isinstance(plan, plans.CpuPlan):
+        raise TypeError(f"the plan was made by another backend: {type(plan).__name__}")
+    return plan

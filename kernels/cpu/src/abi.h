@@ -1,0 +1,110 @@
+// The border between the Python module (module.cpp, baseline instructions) and the kernel variants (variant.cpp, one
+// object per instruction set). Plain structs and one table of functions per variant.
+//
+// No templates or inline functions of the standard library may be used in a variant: the linker keeps one copy of
+// each weak symbol, possibly the AVX-512 one, and hands it to everybody.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace octavo {
+
+// Codes of element types, as passed from Python.
+enum DType : int { kBf16 = 0, kF16 = 1, kF32 = 2 };
+
+// One layer of the paged cache. A block holds, for each KV head, its keys and then its values (see kv_layout.h).
+struct KvLayer {
+    char* data;
+    int64_t num_blocks;
+    int block_size, num_kv_heads, head_dim, dtype;
+};
+
+struct NormArgs {
+    const void* x;
+    void* residual;  // null: plain norm
+    const void* weight;
+    void* out;
+    int64_t rows, hidden;
+    float eps;
+    int x_dtype, residual_dtype, weight_dtype;
+};
+
+struct SiluArgs {
+    const void* gate_up;
+    void* out;
+    int64_t rows, width;
+    int dtype;
+};
+
+struct RopeArgs {
+    char* qkv;
+    int64_t num_tokens;
+    int num_heads, dtype;
+    const int64_t* slots;  // [num_tokens]: block * block_size + offset of each token's place in the cache
+    const int32_t* positions;
+    const float *cos, *sin;
+    int half;                           // rotary_dim / 2
+    const void *q_weight, *k_weight;    // null: no norm
+    float eps;
+    KvLayer kv;
+};
+
+struct AttentionArgs {
+    const char* qkv;
+    char* out;
+    const int32_t *query_starts, *context_lens, *block_tables;
+    int64_t num_rows, max_blocks, num_tokens;
+    int num_heads, dtype;
+    float scale;
+    bool capped;
+    float soft_cap;
+    bool windowed;
+    int64_t window;
+    KvLayer kv;
+};
+
+constexpr int kMaxAlternatives = 256;
+
+struct LogprobArgs {
+    int64_t count;
+    const int32_t* rows;  // row of the logits of entry i; null: i
+    const int64_t* token_ids;
+    int num_top;
+    float* token_logprobs;
+    int32_t* top_ids;
+    float* top_logprobs;
+};
+
+struct SampleArgs {
+    const char* logits;
+    int64_t rows, row_stride;
+    int dtype;
+    int32_t vocab;
+    const float* temperatures;
+    const int32_t* top_ks;
+    const float *top_ps, *min_ps;
+    const int64_t *seeds, *positions;
+    const float *repetition, *frequency, *presence;
+    const int32_t *history_starts, *history_ids, *history_prompt_lens;
+    const int32_t *bias_starts, *bias_ids;
+    const float* bias_values;
+    const int32_t *forbidden_starts, *forbidden_ids;
+    int64_t* token_ids;
+    bool* finite;
+};
+
+struct Kernels {
+    const char* name;
+    void (*norm)(const NormArgs&, int threads);
+    void (*silu_mul)(const SiluArgs&, int threads);
+    void (*rope_write_kv)(const RopeArgs&, int threads);
+    void (*attention)(const AttentionArgs&, int threads);
+    void (*sample)(const SampleArgs&, int threads);
+    void (*logprobs)(const SampleArgs&, const LogprobArgs&, int threads);
+};
+
+// Memory of the calling thread, kept between calls; zeroed when it is first handed out or grown.
+enum ScratchSlot { kRowScratch, kCountScratch, kSortScratch, kAttentionScratch, kNumScratchSlots };
+void* thread_scratch(ScratchSlot slot, size_t num_bytes);
+
+}  // namespace octavo

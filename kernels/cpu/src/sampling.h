@@ -1,0 +1,237 @@
+// Choice of the next token, and logprobs. Rows are independent; threads split rows.
+#pragma once
+#include "vocabulary.h"
+
+// Adds bias, penalties and forbidden ids to a copy of a row. `counts` is all zero before and after.
+INLINE void adjust_logits(const octavo::SampleArgs& a, int64_t r, float* logits, int32_t* counts) {
+    constexpr int32_t kInPrompt = 1 << 30;
+    auto known = [&](int32_t id) { return id >= 0 && id < a.vocab; };
+    for (int32_t i = a.bias_starts[r]; i < a.bias_starts[r + 1]; i++)
+        if (known(a.bias_ids[i])) logits[a.bias_ids[i]] += a.bias_values[i];
+    const int32_t *history = a.history_ids + a.history_starts[r], *end = a.history_ids + a.history_starts[r + 1];
+    const int32_t* output = history + a.history_prompt_lens[r];
+    for (const int32_t* id = history; id < output; id++)
+        if (known(*id)) counts[*id] = kInPrompt;
+    for (const int32_t* id = output; id < end; id++)
+        if (known(*id)) counts[*id]++;
+    for (const int32_t* id = history; id < end; id++) {
+        int32_t seen = known(*id) ? counts[*id] : 0;
+        if (!seen) continue;
+        counts[*id] = 0;
+        float& x = logits[*id];
+        float times = static_cast<float>(seen & (kInPrompt - 1));
+        x = x > 0 ? x / a.repetition[r] : x * a.repetition[r];
+        x -= a.frequency[r] * times;
+        if (times > 0) x -= a.presence[r];
+    }
+    for (int32_t i = a.forbidden_starts[r]; i < a.forbidden_starts[r + 1]; i++)
+        if (known(a.forbidden_ids[i])) logits[a.forbidden_ids[i]] = -__builtin_inff();
+}
+
+INLINE bool is_adjusted(const octavo::SampleArgs& a, int64_t r) {
+    return a.bias_starts[r] < a.bias_starts[r + 1] || a.history_starts[r] < a.history_starts[r + 1] ||
+           a.forbidden_starts[r] < a.forbidden_starts[r + 1];
+}
+
+// Gumbel-max over the whole row, min-p applied: id of the highest logit / T + Gumbel. Logits are taken relative to the
+// likeliest, which keeps small differences at small temperatures. A vector is drawn only where it could win.
+INLINE int32_t draw_from_row(const LogitRow& row, const UniformKey& key, float temperature, float min_p, Best top) {
+    F16 divisor = set1(temperature), highest = set1(top.value);
+    float bar = reduce_max(key.gumbels(iset1(top.id)));
+    BestLanes lanes;
+    each_vector(row, [&](int32_t id, F16 x) {
+        F16 scaled = div(sub(x, highest), divisor);
+        if (!any(at_least(add(scaled, set1(kMaxGumbel)), set1(bar)))) return;
+        I16 ids = iadd(iset1(id), lane_numbers());
+        F16 value = add(scaled, key.gumbels(ids));
+        if (min_p > 0) {
+            M16 kept = at_least(exp(scaled), set1(min_p));
+            value = select(kept, value, set1(-__builtin_inff()));
+        }
+        lanes.update(value, ids);
+        float best = reduce_max(lanes.values);
+        bar = best > bar ? best : bar;
+    });
+    return lanes.reduce().id;
+}
+
+// Candidates in ascending order of `order`: the complement of a logit's bits made monotone, so likelier comes first.
+struct Candidate {
+    uint32_t order;
+    int32_t id;
+};
+
+INLINE uint32_t descending_order(float logit) {
+    uint32_t raw;
+    __builtin_memcpy(&raw, &logit, 4);
+    return ~(raw & 0x80000000u ? ~raw : raw | 0x80000000u);
+}
+
+INLINE float logit_of(uint32_t order) {
+    uint32_t raw = ~order;
+    raw = raw & 0x80000000u ? raw & 0x7FFFFFFFu : ~raw;
+    float logit;
+    __builtin_memcpy(&logit, &raw, 4);
+    return logit;
+}
+
+// Stable, so that equal logits stay in ascending id. `other` is as long as `items`; returns where the result lies.
+static Candidate* sort_candidates(Candidate* items, Candidate* other, int32_t count) {
+    if (count <= 48) {
+        for (int32_t i = 1; i < count; i++) {
+            Candidate moving = items[i];
+            int32_t at = i;
+            for (; at > 0 && items[at - 1].order > moving.order; at--) items[at] = items[at - 1];
+            items[at] = moving;
+        }
+        return items;
+    }
+    for (int shift = 0; shift < 32; shift += 8) {
+        int32_t starts[257] = {};
+        for (int32_t i = 0; i < count; i++) starts[(items[i].order >> shift & 255) + 1]++;
+        if (starts[(items[0].order >> shift & 255) + 1] == count) continue;
+        for (int b = 0; b < 256; b++) starts[b + 1] += starts[b];
+        for (int32_t i = 0; i < count; i++) other[starts[items[i].order >> shift & 255]++] = items[i];
+        Candidate* swapped = items;
+        items = other, other = swapped;
+    }
+    return items;
+}
+
+INLINE int32_t gather_candidates(const LogitRow& row, float border, Candidate* to) {
+    int32_t count = 0;
+    each_vector(row, [&](int32_t id, F16 x) {
+        uint32_t chosen = mask_bits(at_least(x, set1(border)));
+        if (!chosen) return;
+        float lanes[kLanes];
+        store(lanes, x);
+        for (; chosen; chosen &= chosen - 1) {
+            int i = __builtin_ctz(chosen);
+            if (id + i < row.vocab) to[count++] = {descending_order(lanes[i]), id + i};
+        }
+    });
+    return count;
+}
+
+// Probabilities, relative to the likeliest's, of sorted candidates.
+INLINE void relative_probabilities(const Candidate* items, int32_t count, float top, float temperature, float* to) {
+    for (int32_t i = 0; i < count; i += kLanes) {
+        float logits[kLanes];
+        for (int k = 0; k < kLanes; k++) logits[k] = i + k < count ? logit_of(items[i + k].order) : top;
+        store(to + i, exp(div(sub(load(logits), set1(top)), set1(temperature))));
+    }
+}
+
+// How many of the sorted candidates stay; -1 when the answer lies beyond them.
+INLINE int32_t count_kept(const float* probabilities, int32_t count, bool is_all, int32_t top_k, float top_p,
+                          double whole) {
+    int32_t limit = top_k < count ? top_k : count;
+    if (limit < top_k && !is_all) return -1;
+    if (top_p >= 1) return limit;
+    double total = whole, sum = 0;
+    if (top_k < INT32_MAX) {
+        total = 0;
+        for (int32_t i = 0; i < limit; i++) total += probabilities[i];
+    }
+    for (int32_t i = 0; i < limit; i++) {
+        sum += probabilities[i];
+        if (sum >= top_p * total) return i + 1;
+    }
+    return is_all || top_k < INT32_MAX ? limit : -1;
+}
+
+// Gumbel-max over the first `count` candidates whose relative probability reaches min_p.
+INLINE int32_t draw_from_candidates(const Candidate* items, const float* probabilities, int32_t count, float min_p,
+                                    const UniformKey& key, float temperature) {
+    const float top = logit_of(items[0].order);
+    Best best = {-__builtin_inff(), items[0].id};
+    for (int32_t i = 0; i < count; i += kLanes) {
+        int32_t ids[kLanes];
+        float logits[kLanes], values[kLanes];
+        for (int k = 0; k < kLanes; k++) {
+            const Candidate& item = items[i + k < count ? i + k : i];
+            ids[k] = item.id, logits[k] = logit_of(item.order);
+        }
+        store(values, add(div(sub(load(logits), set1(top)), set1(temperature)), key.gumbels(iload(ids))));
+        for (int k = 0; k < kLanes && i + k < count; k++) {
+            if (i + k > 0 && probabilities[i + k] < min_p) continue;
+            if (values[k] > best.value || (values[k] == best.value && ids[k] < best.id)) best = {values[k], ids[k]};
+        }
+    }
+    return best.id;
+}
+
+// Top-k and top-p: sorts only the ids within some distance of the likeliest, further out while that is not enough.
+INLINE int32_t draw_filtered(const octavo::SampleArgs& a, int64_t r, const LogitRow& row, const UniformKey& key,
+                             Best top) {
+    const float temperature = a.temperatures[r], top_p = a.top_ps[r];
+    const int32_t top_k = a.top_ks[r] > 0 && a.top_ks[r] < row.vocab ? a.top_ks[r] : INT32_MAX;
+    double whole = top_p < 1 && top_k == INT32_MAX ? sum_of_exponentials(row, top.value, temperature) : 0;
+    size_t padded = row.vocab + kLanes;
+    auto items = static_cast<Candidate*>(
+        octavo::thread_scratch(octavo::kSortScratch, padded * (2 * sizeof(Candidate) + sizeof(float))));
+    Candidate* other = items + padded;
+    auto probabilities = reinterpret_cast<float*>(other + padded);
+    for (float distance = 4;; distance *= 2) {
+        bool is_all = distance > 64;
+        float border = is_all ? -__builtin_inff() : top.value - distance * temperature;
+        int32_t count = gather_candidates(row, border, items);
+        if (count < top_k && top_k < INT32_MAX && !is_all) continue;
+        const Candidate* sorted = sort_candidates(items, other, count);
+        relative_probabilities(sorted, count, top.value, temperature, probabilities);
+        int32_t kept = count_kept(probabilities, count, is_all, top_k, top_p, whole);
+        if (kept >= 0) return draw_from_candidates(sorted, probabilities, kept, a.min_ps[r], key, temperature);
+    }
+}
+
+INLINE LogitRow raw_row(const octavo::SampleArgs& a, int64_t r) {
+    return {a.logits + r * a.row_stride * dtype_size(a.dtype), a.dtype, a.vocab};
+}
+
+static void sample_row(const octavo::SampleArgs& a, int64_t r) {
+    LogitRow row = raw_row(a, r);
+    a.token_ids[r] = 0;
+    a.finite[r] = all_finite(row);
+    if (!a.finite[r]) return;
+    if (is_adjusted(a, r)) {
+        auto copy = static_cast<float*>(
+            octavo::thread_scratch(octavo::kRowScratch, (a.vocab + kLanes) * sizeof(float)));
+        auto counts = static_cast<int32_t*>(
+            octavo::thread_scratch(octavo::kCountScratch, (a.vocab + kLanes) * sizeof(int32_t)));
+        each_vector(row, [&](int32_t id, F16 x) { store(copy + id, x); });
+        adjust_logits(a, r, copy, counts);
+        row = {copy, octavo::kF32, a.vocab};
+    }
+    Best top = likeliest(row);
+    a.token_ids[r] = top.id;
+    if (a.temperatures[r] <= 0 || top.value == -__builtin_inff()) return;
+    UniformKey key(static_cast<uint64_t>(a.seeds[r]), static_cast<uint64_t>(a.positions[r]));
+    bool sorted = (a.top_ks[r] > 0 && a.top_ks[r] < a.vocab) || a.top_ps[r] < 1;
+    a.token_ids[r] = sorted ? draw_filtered(a, r, row, key, top)
+                            : draw_from_row(row, key, a.temperatures[r], a.min_ps[r], top);
+}
+
+static void sample(const octavo::SampleArgs& a, int threads) {
+    parallel_for(a.rows, threads, [&](int64_t r) { sample_row(a, r); });
+}
+
+static void logprobs_row(const octavo::SampleArgs& a, const octavo::LogprobArgs& l, int64_t i) {
+    int64_t r = l.rows ? l.rows[i] : i;
+    LogitRow row = raw_row(a, r);
+    float top = likeliest(row).value;
+    float log_sum = log(static_cast<float>(sum_of_exponentials(row, top, 1.0f)));
+    auto logprob = [&](float logit) { return logit - top - log_sum; };
+    int64_t token = l.rows ? l.token_ids[r] : l.token_ids[i];
+    l.token_logprobs[i] = logprob(row.scalar(static_cast<int32_t>(token)));
+    if (!l.num_top) return;
+    Best best[octavo::kMaxAlternatives];
+    top_alternatives(row, l.num_top, best);
+    for (int k = 0; k < l.num_top; k++) {
+        l.top_ids[i * l.num_top + k] = best[k].id;
+        l.top_logprobs[i * l.num_top + k] = logprob(best[k].value);
+    }
+}
+
+static void logprobs(const octavo::SampleArgs& a, const octavo::LogprobArgs& l, int threads) {
+    parallel_for(l.count, threads, [&](int64_t i) { logprobs_row(a, l, i); });
+}
