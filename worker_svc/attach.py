@@ -96,7 +96,7 @@ class AttachCall:
         self._outbox.put(request)
 
     def abandon(self) -> None:
-        self._call.cancel()
+        self._call.cancel()  # type: ignore[no-untyped-call]
         self.finish()
 
     def finish(self) -> None:
