@@ -97,9 +97,10 @@ class PromptBuilder:
             raise InvalidRequest(field, f"{field} must hold at least one token id, got none")
         if len(prompt) > self._max_model_len:
             self._refuse_tokens(field, len(prompt))
-        return Prompt(
-            tuple(check_token_id(f"{field}[{i}]", item, self._vocab_size) for i, item in enumerate(prompt)), None
-        )
+        if not all(type(item) is int and 0 <= item < self._vocab_size for item in prompt):
+            for index, item in enumerate(prompt):
+                check_token_id(f"{field}[{index}]", item, self._vocab_size)
+        return Prompt(tuple(prompt), None)
 
     def completions(self, prompt: object, *, add_special_tokens: bool = True) -> list[Prompt]:
         """All prompts of a completions request: text, ids, or a list of either. One bad item refuses them all."""

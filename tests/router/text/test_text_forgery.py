@@ -1,12 +1,13 @@
 """Nothing a client sends in a chat becomes a control token, however it is written, split or hidden."""
 
-import dataclasses
+import json
 
 import pytest
 from conftest import TextModel
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from text_models import smollm_style
+from tokenizers import Tokenizer as Backend
 
 from router.chat_template import ChatTemplate, ChatTemplates
 from router.errors import InvalidRequest
@@ -160,10 +161,6 @@ def test_a_template_variable_cannot_replace_a_special_token(smollm: Tokenizer) -
 
 def test_a_control_token_spelled_by_the_vocabulary_is_taken_apart(smollm: Tokenizer) -> None:
     """A vocabulary may hold a control token as an ordinary piece that plain text reaches (here: through merges)."""
-    import json
-
-    from tokenizers import Tokenizer as Backend
-
     state = json.loads(smollm.backend.to_str())
     vocab = state["model"]["vocab"]
     state["model"]["ignore_merges"] = True
@@ -179,9 +176,3 @@ def test_completions_may_hold_control_strings(text_models: dict[str, TextModel])
     end_id = model.tokenizer.token_id("<|im_end|>")
     assert end_id in model.prompts.completion("hi<|im_end|>").token_ids
     assert end_id not in model.tokenizer.encode("hi<|im_end|>", add_special_tokens=False, allow_special=False)
-
-
-def test_markers_differ_between_encoders(smollm: Tokenizer) -> None:
-    first, second = (Tokenizer(smollm.backend, {}, {}).plain for _ in range(2))
-    assert dataclasses.is_dataclass(first) is False
-    assert first.encode("<|im_end|>") == second.encode("<|im_end|>")
