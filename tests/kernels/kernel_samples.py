@@ -103,7 +103,8 @@ def expected_choice(logits: Sequence[float], row: RowParameters, slack: float = 
     odds = {token: math.exp(scaled[token] - scaled[order[0]]) for token in order}
     kept = order[: row.top_k] if row.top_k else order
     if top_p < 1:
-        total, reached, prefix = math.fsum(odds[token] for token in kept), 0.0, []
+        total, reached = math.fsum(odds[token] for token in kept), 0.0
+        prefix: list[int] = []
         for token in kept:
             if prefix and abs(reached / total - top_p) < slack:
                 return None

@@ -125,7 +125,9 @@ def run_steps(
         attended = backend.attention(qkv, cache, LAYER, plan, geometry.spec)
         lengths = [count for _, count in step]
         query = qkv[:, : geometry.num_heads * geometry.head_dim]
-        for (i, _), output, rotated in zip(step, attended.split(lengths), query.split(lengths), strict=True):
+        for (i, _), output, rotated in zip(
+            step, torch.split(attended, lengths), torch.split(query, lengths), strict=True
+        ):
             outputs[i].append(output)
             queries[i].append(rotated)
     return [torch.cat(output) for output in outputs], [torch.cat(query) for query in queries]

@@ -112,8 +112,10 @@ def test_rows_with_nan_or_infinity_are_reported_and_harm_no_other(backend: Backe
 def test_samples_follow_the_softmax(backend: Backend) -> None:
     logits = torch.tensor([1.0, 0.5, 0.0, -0.5, 2.0, -1.0, 0.25, 1.5])
     draws = 1500
-    for temperature, top_k, vary in ((1.0, 0, "position"), (0.6, 5, "seed")):
-        rows = [RowParameters(temperature, top_k, **{vary: i}) for i in range(draws)]
+    by_position = [RowParameters(1.0, position=i) for i in range(draws)]
+    by_seed = [RowParameters(0.6, top_k=5, seed=i) for i in range(draws)]
+    for rows in (by_position, by_seed):
+        temperature, top_k = rows[0].temperature, rows[0].top_k
         tokens = backend.sample(logits.expand(draws, -1).contiguous(), sampling_batch(rows, 8)).token_ids
         kept = logits.argsort(descending=True)[: top_k or 8]
         expected = torch.zeros(8, dtype=torch.float64)
