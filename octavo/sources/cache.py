@@ -1,7 +1,9 @@
 """The on-disk cache: where it is, how entries appear in it, and what it remembers of files.
 
 Entries are built beside their final place under a file lock and appear by one rename, so any number of
-processes may ask for the same entry at once and none sees half of it. It knows nothing about models.
+processes may ask for the same entry at once and none sees half of it. Nothing is ever evicted: a model
+that is served no more, or a conversion by an older converter, stays until someone deletes it, which is
+safe at any time no start is under way. It knows nothing about models.
 """
 
 import fcntl
@@ -95,16 +97,22 @@ def file_sha256(path: Path, root: Path) -> str:
     The memory is keyed by resolved path, size, modification time and inode: a file replaced or edited
     is read again.
     """
+    if (known := remembered_sha256(path, root)) is not None:
+        return known
     real = path.resolve()
     key = _identity(real)
-    if (known := _remembered(_memory(root, key), key)) is not None:
-        return known
     with real.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     # A file that changed while it was read has no digest worth remembering.
     if _identity(real) == key:
         remember_sha256(path, root, digest)
     return digest
+
+
+def remembered_sha256(path: Path, root: Path) -> str | None:
+    """The digest of a file as it is now, if it is already known; the file is not read."""
+    key = _identity(path.resolve())
+    return _remembered(_memory(root, key), key)
 
 
 def remember_sha256(path: Path, root: Path, digest: str) -> None:

@@ -4,19 +4,31 @@ One function per architecture, in a table: to add one, write its function and na
 file states that would change the arithmetic and has no translation is refused, never dropped.
 """
 
-import math
-import struct
 from collections.abc import Callable, Mapping
 
 from octavo.sources.gguf_header import GgufError, GgufHeader
+from octavo.sources.gguf_rope import long_rope_scaling, rope_scaling
 
 JsonObject = dict[str, object]
 
-_F32_TYPE_ID = 0
-# Llama 3.1's frequency scaling: https://arxiv.org/abs/2407.21783 and the release's model code.
-_LLAMA3_LOW_FREQ_FACTOR = 1.0
-_LLAMA3_HIGH_FREQ_FACTOR = 4.0
-_LLAMA3_ORIGINAL_CONTEXT_TOKENS = 8192
+_GELU = "gelu_pytorch_tanh"
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+# Fields that change the arithmetic and have no translation, and the values at which they change nothing.
+_NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
+    "use_parallel_residual": (False,),
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0.0,),
+    "attention.max_alibi_bias": (0.0,),
+    "attention.scale": (0.0,),
+    "logit_scale": (0.0, 1.0),
+    "residual_scale": (0.0, 1.0),
+    "embedding_scale": (0.0, 1.0),
+    "rope.scaling.yarn_log_multiplier": (0.0,),
+}
+# Gemma releases whose attention scale follows the width of the model, by their number of blocks; all
+# others follow the size of a head. GGUF has no field for it.
+_GEMMA2_WIDE_BLOCKS, _GEMMA3_WIDE_BLOCKS = 46, 62
+_GEMMA2_WINDOW_PERIOD, _GEMMA3_WINDOW_PERIOD = 2, 6
 
 
 def model_config(header: GgufHeader) -> JsonObject:
@@ -27,6 +39,21 @@ def model_config(header: GgufHeader) -> JsonObject:
             header.path,
             f"architecture {header.architecture!r} is not supported; supported: {', '.join(_ARCHITECTURES)}",
         )
+    if (num_files := header.integer("split.count", 1)) > 1:
+        raise GgufError(
+            header.path,
+            f"split.count is {num_files}: one of {num_files} files; join them with `llama-gguf-split --merge`",
+        )
+    if num_experts := header.integer(f"{header.architecture}.expert_count", 0):
+        raise GgufError(
+            header.path,
+            f"{header.architecture}.expert_count is {num_experts}; mixtures of experts are not supported",
+        )
+    for field, neutral in _NEUTRAL_VALUES.items():
+        value = header.metadata.get(f"{header.architecture}.{field}", neutral[0])
+        if value not in neutral:
+            allowed = " or ".join(f"{value:g}" if isinstance(value, float) else repr(value) for value in neutral)
+            raise GgufError(header.path, f"{header.architecture}.{field} is {value!r}; supported: absent or {allowed}")
     return translate(header)
 
 
@@ -43,36 +70,103 @@ def generation_config(header: GgufHeader) -> JsonObject:
 
 
 def _llama(header: GgufHeader) -> JsonObject:
-    config = _decoder(header)
-    config["model_type"] = "llama"
-    config["architectures"] = ["LlamaForCausalLM"]
-    config["hidden_act"] = "silu"
-    config["attention_bias"] = "blk.0.attn_q.bias" in header.by_name
-    config["mlp_bias"] = "blk.0.ffn_gate.bias" in header.by_name
-    config["rope_scaling"] = _rope_scaling(header)
-    if header.integer("llama.expert_count", 0):
-        raise GgufError(header.path, "llama.expert_count is not 0; mixtures of experts are not supported")
-    return config
+    """Llama, and Mistral, whose files carry the same name."""
+    _refuse_window(header)
+    return _decoder(header, "llama", "LlamaForCausalLM") | {
+        "hidden_act": "silu",
+        "attention_bias": _has_bias(header, "attn_q"),
+        "mlp_bias": _has_bias(header, "ffn_gate"),
+        "rope_scaling": rope_scaling(header),
+    }
 
 
-def _decoder(header: GgufHeader) -> JsonObject:
+def _qwen2(header: GgufHeader) -> JsonObject:
+    _refuse_window(header)
+    return _decoder(header, "qwen2", "Qwen2ForCausalLM") | {
+        "hidden_act": "silu",
+        "use_sliding_window": False,
+        "rope_scaling": rope_scaling(header),
+    }
+
+
+def _qwen3(header: GgufHeader) -> JsonObject:
+    _refuse_window(header)
+    return _decoder(header, "qwen3", "Qwen3ForCausalLM") | {
+        "hidden_act": "silu",
+        "attention_bias": _has_bias(header, "attn_q"),
+        "use_sliding_window": False,
+        "rope_scaling": rope_scaling(header),
+    }
+
+
+def _gemma(header: GgufHeader) -> JsonObject:
+    _refuse_window(header)
+    return _decoder(header, "gemma", "GemmaForCausalLM") | _gemma_common(header)
+
+
+def _gemma2(header: GgufHeader) -> JsonObject:
+    window = header.integer("gemma2.attention.sliding_window", 4096)
+    return (
+        _decoder(header, "gemma2", "Gemma2ForCausalLM")
+        | _gemma_common(header)
+        | _windows(header, window, _GEMMA2_WINDOW_PERIOD)
+        | {
+            "query_pre_attn_scalar": _query_scalar(header, _GEMMA2_WIDE_BLOCKS),
+            "attn_logit_softcapping": _soft_cap(header, "attn_logit_softcapping", 50.0),
+            "final_logit_softcapping": _soft_cap(header, "final_logit_softcapping", 30.0),
+        }
+    )
+
+
+def _gemma3(header: GgufHeader) -> JsonObject:
+    """The text model. Its windowed layers have a rotary base of their own and are never scaled."""
+    window = header.integer("gemma3.attention.sliding_window", 0)
+    return (
+        _decoder(header, "gemma3_text", "Gemma3ForCausalLM")
+        | _gemma_common(header)
+        | _windows(header, window, _GEMMA3_WINDOW_PERIOD)
+        | {
+            "query_pre_attn_scalar": _query_scalar(header, _GEMMA3_WIDE_BLOCKS),
+            "rope_local_base_freq": header.number("gemma3.rope.freq_base_swa", 10000.0),
+            "attn_logit_softcapping": _soft_cap(header, "attn_logit_softcapping", 0.0),
+            "final_logit_softcapping": _soft_cap(header, "final_logit_softcapping", 0.0),
+        }
+    )
+
+
+def _phi3(header: GgufHeader) -> JsonObject:
+    head_dim, rotary_dim = _head_dim(header), _rotary_dim(header)
+    context = header.integer("phi3.context_length")
+    return _decoder(header, "phi3", "Phi3ForCausalLM") | {
+        "hidden_act": "silu",
+        "partial_rotary_factor": rotary_dim / head_dim,
+        "original_max_position_embeddings": header.integer("phi3.rope.scaling.original_context_length", context),
+        "rope_scaling": long_rope_scaling(header),
+        # Zero says that there is no window.
+        "sliding_window": header.integer("phi3.attention.sliding_window", 0) or None,
+    }
+
+
+def _decoder(header: GgufHeader, model_type: str, model_class: str) -> JsonObject:
     """The fields that decoder-only families share, under Hugging Face's names."""
     arch = header.architecture
     embedding = header.by_name.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise GgufError(header.path, "tensor token_embd.weight is absent or has not two dimensions")
     num_heads = header.integer(f"{arch}.attention.head_count")
-    hidden_size = header.integer(f"{arch}.embedding_length")
-    head_dim = header.integer(f"{arch}.attention.key_length", hidden_size // max(num_heads, 1))
-    rotary_dim = header.integer(f"{arch}.rope.dimension_count", head_dim)
-    if rotary_dim != head_dim:
+    head_dim = _head_dim(header)
+    if (value_dim := header.integer(f"{arch}.attention.value_length", head_dim)) != head_dim:
+        raise GgufError(header.path, f"{arch}.attention.value_length is {value_dim} and keys have {head_dim}")
+    if (rotary_dim := _rotary_dim(header)) != head_dim and arch != "phi3":
         raise GgufError(
             header.path,
             f"{arch}.rope.dimension_count is {rotary_dim} and a head has {head_dim} dimensions; "
             "partial rotary embeddings are not supported",
         )
     return {
-        "hidden_size": hidden_size,
+        "model_type": model_type,
+        "architectures": [model_class],
+        "hidden_size": header.integer(f"{arch}.embedding_length"),
         "intermediate_size": header.integer(f"{arch}.feed_forward_length"),
         "num_hidden_layers": header.integer(f"{arch}.block_count"),
         "num_attention_heads": num_heads,
@@ -89,6 +183,74 @@ def _decoder(header: GgufHeader) -> JsonObject:
     }
 
 
+def _gemma_common(header: GgufHeader) -> JsonObject:
+    return {
+        # Gemma has written both names; readers take one or the other.
+        "hidden_act": _GELU,
+        "hidden_activation": _GELU,
+        "attention_bias": _has_bias(header, "attn_q"),
+        "rope_scaling": rope_scaling(header),
+    }
+
+
+def _windows(header: GgufHeader, window_tokens: int, default_period: int) -> JsonObject:
+    """Which layers see a window alone: all but the last of each period, or as the file lists them."""
+    num_layers = header.integer(f"{header.architecture}.block_count")
+    field = f"{header.architecture}.attention.sliding_window_pattern"
+    if isinstance(header.metadata.get(field), list):
+        slides = header.flags(field)
+        if len(slides) != num_layers:
+            raise GgufError(header.path, f"{field} has {len(slides)} entries for {num_layers} blocks")
+    else:
+        period = header.integer(field, default_period)
+        slides = [period == 0 or layer % period < period - 1 for layer in range(num_layers)]
+    if window_tokens <= 0:
+        return {"sliding_window": None, "layer_types": [_FULL] * num_layers}
+    return {"sliding_window": window_tokens, "layer_types": [_SLIDING if slide else _FULL for slide in slides]}
+
+
+def _query_scalar(header: GgufHeader, wide_blocks: int) -> int:
+    """What the attention scale is the inverse root of."""
+    arch = header.architecture
+    if header.integer(f"{arch}.block_count") != wide_blocks:
+        return _head_dim(header)
+    return header.integer(f"{arch}.embedding_length") // header.integer(f"{arch}.attention.head_count")
+
+
+def _soft_cap(header: GgufHeader, field: str, default: float) -> float | None:
+    """A cap on scores or logits; zero is none."""
+    return header.number(f"{header.architecture}.{field}", default) or None
+
+
+def _refuse_window(header: GgufHeader) -> None:
+    """Families whose GGUF has no window: one that spans the context changes nothing."""
+    field = f"{header.architecture}.attention.sliding_window"
+    window = header.integer(field, 0)
+    context = header.integer(f"{header.architecture}.context_length")
+    if 0 < window < context:
+        raise GgufError(
+            header.path, f"{field} is {window} and the context {context} tokens; windows are not supported here"
+        )
+
+
+def _head_dim(header: GgufHeader) -> int:
+    arch = header.architecture
+    num_heads = header.integer(f"{arch}.attention.head_count")
+    hidden_size = header.integer(f"{arch}.embedding_length")
+    head_dim = header.integer(f"{arch}.attention.key_length", hidden_size // max(num_heads, 1))
+    if head_dim <= 0:
+        raise GgufError(header.path, f"{num_heads} heads in {hidden_size} dimensions leave {head_dim} for each")
+    return head_dim
+
+
+def _rotary_dim(header: GgufHeader) -> int:
+    return header.integer(f"{header.architecture}.rope.dimension_count", _head_dim(header))
+
+
+def _has_bias(header: GgufHeader, stem: str) -> bool:
+    return f"blk.0.{stem}.bias" in header.by_name
+
+
 def _token_ids(header: GgufHeader) -> JsonObject:
     names = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
     return {
@@ -98,69 +260,12 @@ def _token_ids(header: GgufHeader) -> JsonObject:
     }
 
 
-def _rope_scaling(header: GgufHeader) -> JsonObject | None:
-    arch = header.architecture
-    if "rope_freqs.weight" in header.by_name:
-        return _llama3_scaling(header)
-    kind = header.metadata.get(f"{arch}.rope.scaling.type", "none")
-    factor = header.number(f"{arch}.rope.scaling.factor", header.number(f"{arch}.rope.scale_linear", 1.0))
-    if kind == "none" and f"{arch}.rope.scale_linear" not in header.metadata:
-        return None
-    if kind in ("none", "linear"):
-        return {"rope_type": "linear", "factor": factor} if factor != 1.0 else None
-    if kind == "yarn":
-        original = header.integer(f"{arch}.rope.scaling.original_context_length")
-        return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
-    raise GgufError(header.path, f"{arch}.rope.scaling.type is {kind!r}; supported: none, linear, yarn")
-
-
-def _llama3_scaling(header: GgufHeader) -> JsonObject | None:
-    """Recover Llama 3's scaling parameters from the divisors the file stores in rope_freqs.weight."""
-    divisors = _read_float32(header, "rope_freqs.weight")
-    factor = max(divisors)
-    if all(divisor == 1.0 for divisor in divisors):
-        return None
-    theta = header.number(f"{header.architecture}.rope.freq_base", 10000.0)
-    expected = [_llama3_divisor(theta ** (-i / len(divisors)), factor) for i in range(len(divisors))]
-    if not all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(divisors, expected, strict=True)):
-        raise GgufError(
-            header.path,
-            "rope_freqs.weight does not follow Llama 3's scaling rule with an original context of "
-            f"{_LLAMA3_ORIGINAL_CONTEXT_TOKENS} tokens; other frequency tables are not supported",
-        )
-    return {
-        "rope_type": "llama3",
-        "factor": factor,
-        "low_freq_factor": _LLAMA3_LOW_FREQ_FACTOR,
-        "high_freq_factor": _LLAMA3_HIGH_FREQ_FACTOR,
-        "original_max_position_embeddings": _LLAMA3_ORIGINAL_CONTEXT_TOKENS,
-    }
-
-
-def _llama3_divisor(frequency: float, factor: float) -> float:
-    """By how much Llama 3 divides one rotary frequency (radians per position)."""
-    wavelength = 2 * math.pi / frequency
-    turns = _LLAMA3_ORIGINAL_CONTEXT_TOKENS / wavelength
-    if turns > _LLAMA3_HIGH_FREQ_FACTOR:
-        return 1.0
-    if turns < _LLAMA3_LOW_FREQ_FACTOR:
-        return factor
-    blend = (turns - _LLAMA3_LOW_FREQ_FACTOR) / (_LLAMA3_HIGH_FREQ_FACTOR - _LLAMA3_LOW_FREQ_FACTOR)
-    return 1.0 / ((1.0 - blend) / factor + blend)
-
-
-def _read_float32(header: GgufHeader, name: str) -> tuple[float, ...]:
-    tensor = header.by_name[name]
-    num_values = math.prod(tensor.shape)
-    if tensor.type_id != _F32_TYPE_ID or not 0 < num_values <= 4096:
-        raise GgufError(header.path, f"tensor {name} has shape {tensor.shape}, type {tensor.type_id}")
-    with header.path.open("rb") as stream:
-        stream.seek(tensor.offset_bytes)
-        data = stream.read(4 * num_values)
-    if len(data) < 4 * num_values:
-        needed = tensor.offset_bytes + 4 * num_values
-        raise GgufError(header.path, f"tensor {name} needs {needed:,} bytes of {header.file_bytes:,}", needed)
-    return struct.unpack(f"<{num_values}f", data)
-
-
-_ARCHITECTURES: Mapping[str, Callable[[GgufHeader], JsonObject]] = {"llama": _llama}
+_ARCHITECTURES: Mapping[str, Callable[[GgufHeader], JsonObject]] = {
+    "llama": _llama,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "gemma": _gemma,
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+    "phi3": _phi3,
+}

@@ -99,6 +99,13 @@ class GgufHeader:
             raise GgufError(self.path, f"metadata field {key} is {_brief(value)}, expected a boolean")
         return value
 
+    def flags(self, key: str) -> list[bool]:
+        """An array of booleans that must be there."""
+        value = self.metadata.get(key)
+        if not isinstance(value, list) or not all(isinstance(item, bool) for item in value):
+            raise GgufError(self.path, f"metadata field {key} is {_brief(value)}, expected booleans")
+        return value
+
     def texts(self, key: str) -> list[str]:
         """An array of strings that must be there."""
         value = self.metadata.get(key)
@@ -184,13 +191,33 @@ class _Cursor:
         item_type, num_items = self._scalar("I"), self._u64()
         if item_type == _STRING:
             self._require_room(f"items of {key}", num_items, 8)
-            return [self._string() for _ in range(num_items)]
+            return self._strings(num_items)
         if not isinstance(item_type, int) or item_type not in _SCALARS:
             raise GgufError(self._path, f"metadata field {key} is an array of type {item_type}")
         item_format = _SCALARS[item_type]
         num_bytes = struct.calcsize(f"<{item_format}") * num_items
         start = self._take(num_bytes)
         return list(struct.unpack_from(f"<{num_items}{item_format}", self._view, start))
+
+    def _strings(self, num_items: int) -> list[object]:
+        """Many strings, as `_string` reads one: a vocabulary is most of the time that a header takes."""
+        view, size, at = self._view, self._size, self._at
+        unpack_length = struct.Struct("<Q").unpack_from
+        texts: list[object] = []
+        try:
+            for _ in range(num_items):
+                start = at + 8
+                if start > size or (end := start + unpack_length(view, at)[0]) > size:
+                    break
+                texts.append(view[start:end].decode("utf-8"))
+                at = end
+        except UnicodeDecodeError:
+            pass
+        self._at = at
+        # What stopped the loop is said by the one that reads a string with all its checks.
+        while len(texts) < num_items:
+            texts.append(self._string())
+        return texts
 
     def _string(self) -> str:
         num_bytes = self._u64()

@@ -4,68 +4,18 @@ Two kinds of vocabulary: byte-level BPE ("gpt2"), split as `tokenizer.ggml.pre` 
 ("llama") with byte fallback. It knows ggml's conventions and the `tokenizers` library, no models.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from octavo.sources.gguf_header import GgufError, GgufHeader
+from octavo.sources.gguf_splitting import splitting_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 _SPACE_MARK = "\u2581"
-
-
-@dataclass(frozen=True)
-class _Splitting:
-    """How one `tokenizer.ggml.pre` cuts text before merging.
-
-    `pattern` None is GPT-2's own pattern, built into the byte-level step. `isolates_digits` cuts every
-    digit off first. `takes_whole_words` uses a vocabulary entry for a word even where no merges lead to it.
-    """
-
-    pattern: str | None = None
-    isolates_digits: bool = False
-    takes_whole_words: bool = False
-    composes_unicode: bool = False
-    adds_bos: bool = False
-
-
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_SYMBOLS_AND_SPACES = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-
-_GPT2 = _Splitting()
-_DIGITS_APART = _Splitting(isolates_digits=True)
-_LLAMA3 = _Splitting(
-    rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_SYMBOLS_AND_SPACES}", takes_whole_words=True, adds_bos=True
-)
-_QWEN2 = _Splitting(rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}|{_SYMBOLS_AND_SPACES}", composes_unicode=True)
-_TEKKEN = _Splitting(
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    takes_whole_words=True,
-    adds_bos=True,
-)
-
-_SPLITTINGS: Mapping[str, _Splitting] = {
-    "default": _GPT2,
-    "gpt-2": _GPT2,
-    "olmo": _GPT2,
-    "smollm": _DIGITS_APART,
-    "starcoder": _DIGITS_APART,
-    "refact": _DIGITS_APART,
-    "codeshell": _DIGITS_APART,
-    "exaone": _DIGITS_APART,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "llama-bpe": _LLAMA3,
-    "qwen2": _QWEN2,
-    "deepseek-r1-qwen": _QWEN2,
-    "tekken": _TEKKEN,
-}
 
 
 @dataclass(frozen=True)
@@ -97,7 +47,7 @@ def tokenizer_json(header: GgufHeader) -> str:
     else:
         raise GgufError(header.path, f"tokenizer.ggml.model is {kind!r}; supported: gpt2, llama")
     vocabulary = _vocabulary(header)
-    _add_whole_tokens(tokenizer, vocabulary)
+    _add_whole_tokens(tokenizer, vocabulary, _taking_spaces(header))
     _add_border_tokens(tokenizer, vocabulary)
     return tokenizer.to_str()
 
@@ -114,9 +64,22 @@ def tokenizer_config(header: GgufHeader) -> dict[str, object]:
     }
     for role in ("bos", "eos", "unk", "pad"):
         config[f"{role}_token"] = vocabulary.role_token(role)
-    if "tokenizer.chat_template" in header.metadata:
-        config["chat_template"] = header.text("tokenizer.chat_template")
+    if (template := _chat_template(header)) is not None:
+        config["chat_template"] = template
     return config
+
+
+def _chat_template(header: GgufHeader) -> str | list[dict[str, str]] | None:
+    """The file's template, or its named ones as a list where it has several."""
+    field = "tokenizer.chat_template"
+    named = {"default": header.text(field)} if field in header.metadata else {}
+    if f"{field}s" in header.metadata:
+        named |= {name: header.text(f"{field}.{name}") for name in header.texts(f"{field}s")}
+    if not named:
+        return None
+    if named.keys() == {"default"}:
+        return named["default"]
+    return [{"name": name, "template": template} for name, template in named.items()]
 
 
 def _vocabulary(header: GgufHeader) -> _Vocabulary:
@@ -125,7 +88,7 @@ def _vocabulary(header: GgufHeader) -> _Vocabulary:
     if not isinstance(kinds, list) or len(kinds) != len(tokens):
         raise GgufError(header.path, f"tokenizer.ggml.token_type has not one entry for each of {len(tokens)}")
     is_sentencepiece = header.text("tokenizer.ggml.model") == "llama"
-    adds_bos = is_sentencepiece or _splitting(header).adds_bos
+    adds_bos = is_sentencepiece or splitting_of(header).adds_bos
     return _Vocabulary(
         tokens=tokens,
         kinds=kinds,
@@ -148,18 +111,10 @@ def _role_ids(header: GgufHeader, num_tokens: int, defaults: Mapping[str, int]) 
     return role_ids
 
 
-def _splitting(header: GgufHeader) -> _Splitting:
-    name = header.metadata.get("tokenizer.ggml.pre", "default")
-    splitting = _SPLITTINGS.get(name) if isinstance(name, str) else None
-    if splitting is None:
-        raise GgufError(header.path, f"tokenizer.ggml.pre is {name!r}; supported: {', '.join(sorted(_SPLITTINGS))}")
-    return splitting
-
-
 def _byte_level(header: GgufHeader) -> "Tokenizer":
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    splitting = _splitting(header)
+    splitting = splitting_of(header)
     ids = _vocabulary(header).ids
     merges = [_merge_pair(header, merge) for merge in header.texts("tokenizer.ggml.merges")]
     _require_known(header, merges, ids)
@@ -248,7 +203,17 @@ def _require_known(header: GgufHeader, merges: Sequence[tuple[str, str]], ids: M
             raise GgufError(header.path, f"merge {left!r} {right!r} names tokens not in the vocabulary")
 
 
-def _add_whole_tokens(tokenizer: "Tokenizer", vocabulary: _Vocabulary) -> None:
+def _taking_spaces(header: GgufHeader) -> Callable[[str], bool]:
+    """Which whole tokens swallow the white space after them: Phi-3's own, those it took from Llama aside.
+
+    GGUF has no field for it.
+    """
+    if header.architecture == "phi3" and header.text("tokenizer.ggml.model") == "llama":
+        return lambda token: token not in ("<unk>", "<s>", "<|endoftext|>")
+    return lambda token: False
+
+
+def _add_whole_tokens(tokenizer: "Tokenizer", vocabulary: _Vocabulary, takes_spaces: Callable[[str], bool]) -> None:
     """Tokens matched in the text as they are, never cut: control tokens and those a user defined."""
     from tokenizers import AddedToken
 
@@ -257,11 +222,14 @@ def _add_whole_tokens(tokenizer: "Tokenizer", vocabulary: _Vocabulary) -> None:
     # name an ordinary word there, which must stay one.
     control_ids |= {vocabulary.role_ids[role] for role in ("bos", "eos") if role in vocabulary.role_ids}
     tokenizer.add_special_tokens(
-        [AddedToken(vocabulary.tokens[i], normalized=False, special=True) for i in sorted(control_ids)]
+        [
+            AddedToken(token, normalized=False, special=True, rstrip=takes_spaces(token))
+            for token in (vocabulary.tokens[i] for i in sorted(control_ids))
+        ]
     )
     tokenizer.add_tokens(
         [
-            AddedToken(token, normalized=False, special=False)
+            AddedToken(token, normalized=False, special=False, rstrip=takes_spaces(token))
             for token_id, token in enumerate(vocabulary.tokens)
             if vocabulary.kinds[token_id] == _USER_DEFINED and token_id not in control_ids
         ]

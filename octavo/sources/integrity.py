@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from octavo.sources.ggml_types import BLOCK_SIZES
 from octavo.sources.gguf_header import GgufError, GgufHeader, GgufTensor, read_gguf_header
 from octavo.sources.model_source import ModelSource
 from octavo.sources.safetensors_header import (
@@ -169,12 +170,9 @@ def _inspect_tokenizer(path: Path) -> Iterator[FileProblem]:
 
 def _tensor_end(header: GgufHeader, tensor: GgufTensor) -> int | str:
     """The byte after a tensor's data, or what is wrong with its entry."""
-    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-
-    try:
-        block_items, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.type_id)]
-    except (KeyError, ValueError):
-        return f"its type {tensor.type_id} is not one that this version of gguf knows"
+    if tensor.type_id not in BLOCK_SIZES:
+        return f"its type {tensor.type_id} is not a known type of ggml's"
+    block_items, block_bytes = BLOCK_SIZES[tensor.type_id]
     if tensor.offset_bytes % header.alignment_bytes:
         return f"its data at byte {tensor.offset_bytes:,} is not aligned to {header.alignment_bytes}"
     num_items = 1

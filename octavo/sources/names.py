@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from octavo.sources.default_model import DEFAULT_MODEL, fetch_default_model
-from octavo.sources.gguf_directory import convert_gguf_metadata
+from octavo.sources.gguf_directory import cached_gguf_metadata, convert_gguf_metadata
 from octavo.sources.hub import fetch_from_hub
 from octavo.sources.integrity import inspect_gguf
 from octavo.sources.model_source import ModelSource, Origin, SourceError
@@ -71,6 +71,8 @@ def _from_directory(name: str, origin: Origin, directory: Path, cache_dir: Path 
 
 
 def _from_gguf(name: str, origin: Origin, gguf: Path, cache_dir: Path | None) -> ModelSource:
+    if (converted := cached_gguf_metadata(gguf, cache_dir)) is not None:
+        return ModelSource(name, origin, converted, gguf)
     # Looked at before it is hashed: reading a large file only to find it cut short takes minutes.
     if problems := inspect_gguf(gguf):
         raise SourceError("; ".join(str(problem) for problem in problems))

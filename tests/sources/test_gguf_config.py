@@ -7,13 +7,13 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-import tiny_gguf
 from transformers import AutoConfig, LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from octavo.sources import ModelSource
 from octavo.sources.gguf_config import generation_config, model_config
 from octavo.sources.gguf_header import GgufError, read_gguf_header
+from tests.sources import tiny_gguf
 
 
 def test_config_equals_transformers(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_missing_field_is_named(tmp_path: Path) -> None:
     writer.add_embedding_length(32)
     writer.add_tensor("token_embd.weight", np.zeros((8, 32), dtype=np.float32))
     tiny_gguf.finish(writer)
-    with pytest.raises(GgufError, match=r"llama\.feed_forward_length is absent"):
+    with pytest.raises(GgufError, match=r"llama\.context_length is absent"):
         model_config(read_gguf_header(tmp_path / "m.gguf"))
 
 
@@ -156,9 +156,9 @@ def _llama(path: Path, *, rope_theta: float = 10000.0, embedding_length: int = 3
 
 
 def test_divisors_blend_between_both_ends() -> None:
-    from octavo.sources.gguf_config import _llama3_divisor
+    from octavo.sources.gguf_rope import llama3_divisor
 
     turns_to_frequency = 2 * math.pi / 8192
-    assert _llama3_divisor(5 * turns_to_frequency, 8.0) == 1.0
-    assert _llama3_divisor(0.5 * turns_to_frequency, 8.0) == 8.0
-    assert 1.0 < _llama3_divisor(2 * turns_to_frequency, 8.0) < 8.0
+    assert llama3_divisor(5 * turns_to_frequency, 8.0) == 1.0
+    assert llama3_divisor(0.5 * turns_to_frequency, 8.0) == 8.0
+    assert 1.0 < llama3_divisor(2 * turns_to_frequency, 8.0) < 8.0

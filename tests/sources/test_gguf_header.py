@@ -7,10 +7,10 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-import tiny_gguf
 
 from octavo.sources import ModelSource
 from octavo.sources.gguf_header import GgufError, read_gguf_header
+from tests.sources import tiny_gguf
 
 
 def test_it_reads_what_the_gguf_package_reads(tmp_path: Path) -> None:

@@ -3,15 +3,14 @@
 import json
 from pathlib import Path
 
-import nasty_corpus
 import pytest
-import tiny_gguf
 from tokenizers import Tokenizer, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from octavo.sources import ModelSource
 from octavo.sources.gguf_header import GgufError, GgufHeader, read_gguf_header
 from octavo.sources.gguf_tokenizer import tokenizer_config, tokenizer_json
+from tests.sources import nasty_corpus, tiny_gguf
 
 
 @pytest.fixture(scope="module")
@@ -20,17 +19,17 @@ def converted(smollm2: ModelSource) -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def from_gguf(smollm2: ModelSource) -> PreTrainedTokenizerFast:
+def from_gguf(smollm2: ModelSource) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(smollm2.weights.parent, gguf_file=smollm2.weights.name)
 
 
-def test_smollm2_ids_equal_transformers(converted: Tokenizer, from_gguf: PreTrainedTokenizerFast) -> None:
+def test_smollm2_ids_equal_transformers(converted: Tokenizer, from_gguf: PreTrainedTokenizerBase) -> None:
     for text in nasty_corpus.ALL_BUT_DIGITS_APART:
         assert converted.encode(text).ids == from_gguf(text).input_ids, text
 
 
 def test_smollm2_ids_equal_transformers_with_the_splitting_the_file_names(
-    converted: Tokenizer, from_gguf: PreTrainedTokenizerFast
+    converted: Tokenizer, from_gguf: PreTrainedTokenizerBase
 ) -> None:
     """The file says `pre = smollm`: every digit apart, as in the model's published tokenizer.
 
@@ -52,7 +51,7 @@ def test_transformers_reads_the_converted_directory(smollm2: ModelSource, conver
     assert (theirs.bos_token, theirs.eos_token, theirs.pad_token) == ("<|im_start|>", "<|im_end|>", "<|im_end|>")
 
 
-def test_chat_template_renders_as_from_the_gguf(smollm2: ModelSource, from_gguf: PreTrainedTokenizerFast) -> None:
+def test_chat_template_renders_as_from_the_gguf(smollm2: ModelSource, from_gguf: PreTrainedTokenizerBase) -> None:
     messages = [{"role": "user", "content": "Hi 🙂"}, {"role": "assistant", "content": "Hello"}]
     theirs = AutoTokenizer.from_pretrained(smollm2.directory)
     rendered = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import tiny_gguf
 
 from octavo.sources import DEFAULT_MODEL, ModelSource, Origin, SourceError, inspect_files, resolve
 from octavo.sources.default_model import fetch_default_model
+from tests.sources import tiny_gguf
 
 
 def test_the_default_model_by_both_names(smollm2: ModelSource) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-import tiny_checkpoints
 import torch
 
 from octavo.sources import ModelSource, Origin
+from tests.weights import tiny_checkpoints
 from worker_svc.weights import Checkpoint, ExpectedTensor, WeightsError, load_weights, open_checkpoint
 
 TYPES = gguf.GGMLQuantizationType
@@ -114,11 +114,11 @@ def test_processes_that_start_together_convert_once(tmp_path: Path) -> None:
     program = (
         "import logging, sys, torch\n"
         "from pathlib import Path\n"
-        "from worker_svc.weights.gguf_conversion import convert_gguf_weights\n"
+        "from worker_svc.weights.gguf_cache import gguf_weights_file\n"
         "logging.basicConfig(level=logging.INFO, stream=sys.stdout, format='%(message)s')\n"
         "print('ready', flush=True)\n"
         "sys.stdin.read(1)\n"
-        "print(convert_gguf_weights(Path(sys.argv[1]), torch.bfloat16, Path(sys.argv[2])).stat().st_ino)\n"
+        "print(gguf_weights_file(Path(sys.argv[1]), torch.bfloat16, Path(sys.argv[2])).stat().st_ino)\n"
     )
     command = [sys.executable, "-c", program, str(path), str(tmp_path / "cache")]
     racers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]

@@ -4,10 +4,10 @@ import logging
 from pathlib import Path
 
 import pytest
-import tiny_checkpoints
 import torch
 from safetensors.torch import save_file
 
+from tests.weights import tiny_checkpoints
 from worker_svc.weights import ExpectedTensor, WeightsError, load_weights
 from worker_svc.weights.safetensors_checkpoint import SafetensorsCheckpoint
 

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-import tiny_checkpoints
 import torch
 from safetensors.torch import load_file, save_file
 
 from octavo.sources import ModelSource, Origin
+from tests.weights import tiny_checkpoints
 from worker_svc.weights import Checkpoint, WeightsError, open_checkpoint
 
 

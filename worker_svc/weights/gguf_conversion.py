@@ -1,7 +1,7 @@
-"""Converts the tensors of a GGUF file into one cached safetensors file, once per content and dtype.
+"""Converts the tensors of a GGUF file into one safetensors file.
 
-Afterwards a start maps that file and reads no GGUF. Tensors are dequantized a slice of rows at a time:
-memory stays small however large the model is.
+Tensors are dequantized a slice of rows at a time: memory stays small however large the model is. It knows
+the two containers and ggml's types, not where the file is kept nor which model it is.
 """
 
 import json
@@ -17,17 +17,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from octavo.sources.cache import publish, require_free_bytes
-from octavo.sources.gguf_directory import gguf_cache_directory
+from octavo.sources.cache import require_free_bytes
 from octavo.sources.gguf_header import GgufHeader, GgufTensor, read_gguf_header
-from octavo.sources.model_source import SourceError
-from octavo.sources.safetensors_header import read_safetensors_header
 from worker_svc.weights.checkpoint import WeightsError
-from worker_svc.weights.gguf_tensors import LAYOUTS, GgufLayout, deinterleaved_rows, huggingface_name, is_derived
+from worker_svc.weights.gguf_tensors import LAYOUTS, GgufLayout, deinterleaved_rows, is_derived
 
-CONVERTER_VERSION = 1
-
-_SAFETENSORS_TYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 _SLICE_ITEMS = 1 << 22
 
 _log = logging.getLogger(__name__)
@@ -35,38 +29,23 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Conversion:
-    """One tensor's way: `order` are the stored rows in the order to write them, None for as they are."""
+    """One tensor's way: `order` are the stored rows in the order to write them, None for as they are.
+
+    `offset` is taken from every stored value.
+    """
 
     tensor: GgufTensor
     name: str
     order: npt.NDArray[np.intp] | None
+    offset: float
 
 
-def convert_gguf_weights(path: Path, dtype: torch.dtype, cache_dir: Path | None = None) -> Path:
-    """The safetensors file of this GGUF file's weights in `dtype`, converted unless it is cached.
+def convert_gguf_weights(path: Path, dtype: torch.dtype, built: Path, safetensors_type: str) -> None:
+    """Write the weights of `path` in `dtype` to `built`; `safetensors_type` is the container's word for it.
 
-    Raises `WeightsError` naming tensors or types that cannot be converted, values that `dtype` cannot
-    hold, or the disk space that is missing.
+    Raises `WeightsError` naming tensors or types that cannot be converted, or values that `dtype` cannot
+    hold, and `SourceError` for disk space that is missing.
     """
-    if dtype not in _SAFETENSORS_TYPES:
-        raise WeightsError(f"GGUF weights convert to {', '.join(map(str, _SAFETENSORS_TYPES))}, not {dtype}")
-    label = str(dtype).removeprefix("torch.")
-    target = gguf_cache_directory(path, cache_dir) / f"weights-v{CONVERTER_VERSION}-{label}.safetensors"
-    return publish(target, lambda built: _convert(path, dtype, built), _is_whole)
-
-
-def _is_whole(path: Path) -> bool:
-    if not path.is_file():
-        return False
-    try:
-        read_safetensors_header(path)
-    except SourceError as error:
-        _log.warning("converting again: %s", error)
-        return False
-    return True
-
-
-def _convert(path: Path, dtype: torch.dtype, built: Path) -> None:
     header = read_gguf_header(path)
     conversions = _plan(header)
     num_items = sum(math.prod(conversion.tensor.shape) for conversion in conversions)
@@ -74,7 +53,7 @@ def _convert(path: Path, dtype: torch.dtype, built: Path) -> None:
     require_free_bytes(built.parent, num_bytes, f"converting {path.name} to {dtype}")
     _log.info("converting %s to %s, once: %d tensors, %d MB", path, dtype, len(conversions), num_bytes >> 20)
     with built.open("wb") as stream:
-        stream.write(_safetensors_header(conversions, dtype))
+        stream.write(_safetensors_header(conversions, safetensors_type, dtype.itemsize))
         for conversion in conversions:
             _write_tensor(stream, path, conversion, dtype)
 
@@ -87,12 +66,12 @@ def _plan(header: GgufHeader) -> list[_Conversion]:
             f"supported: {', '.join(LAYOUTS)}"
         )
     wanted = [tensor for tensor in header.tensors if not is_derived(tensor.name)]
-    names = {tensor.name: huggingface_name(tensor.name) for tensor in wanted}
+    names = {tensor.name: layout.huggingface_name(tensor.name) for tensor in wanted}
     if unknown := [name for name, ours in names.items() if ours is None]:
         raise WeightsError(f"{header.path}: tensors of no known place in {header.architecture!r}: {', '.join(unknown)}")
     _require_dequantizable(header, wanted)
     return [
-        _Conversion(tensor, name, _order(header, layout, tensor))
+        _Conversion(tensor, name, _order(header, layout, tensor), layout.offset_of(tensor.name))
         for tensor in wanted
         if (name := names[tensor.name]) is not None
     ]
@@ -127,13 +106,13 @@ def _require_dequantizable(header: GgufHeader, tensors: list[GgufTensor]) -> Non
             ) from error
 
 
-def _safetensors_header(conversions: list[_Conversion], dtype: torch.dtype) -> bytes:
+def _safetensors_header(conversions: list[_Conversion], safetensors_type: str, item_bytes: int) -> bytes:
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     begin = 0
     for conversion in conversions:
-        end = begin + math.prod(conversion.tensor.shape) * dtype.itemsize
+        end = begin + math.prod(conversion.tensor.shape) * item_bytes
         entries[conversion.name] = {
-            "dtype": _SAFETENSORS_TYPES[dtype],
+            "dtype": safetensors_type,
             "shape": list(conversion.tensor.shape),
             "data_offsets": [begin, end],
         }
@@ -174,4 +153,6 @@ def _dequantized(path: Path, conversion: _Conversion) -> Iterator[torch.Tensor]:
         stop = min(start + rows_at_once, num_rows)
         rows = slice(start, stop) if conversion.order is None else conversion.order[start:stop]
         values = gguf.dequantize(np.ascontiguousarray(stored[rows]), ggml_type)
+        if conversion.offset:
+            values = values - np.float32(conversion.offset)
         yield torch.from_numpy(np.require(values.reshape(-1), np.float32, ["C", "W"]))

@@ -13,7 +13,7 @@ import torch
 
 from octavo.sources.model_source import ModelSource, SourceError
 from worker_svc.weights.checkpoint import Checkpoint, ExpectedTensor, TensorSpec, WeightsError
-from worker_svc.weights.gguf_conversion import convert_gguf_weights
+from worker_svc.weights.gguf_cache import gguf_weights_file
 from worker_svc.weights.safetensors_checkpoint import SafetensorsCheckpoint
 
 Progress = Callable[[int, int, int], None]
@@ -33,7 +33,7 @@ def open_checkpoint(source: ModelSource, dtype: torch.dtype, *, cache_dir: Path 
     """
     try:
         if source.is_gguf:
-            return SafetensorsCheckpoint.from_file(convert_gguf_weights(source.weights, dtype, cache_dir))
+            return SafetensorsCheckpoint.from_file(gguf_weights_file(source.weights, dtype, cache_dir))
         return SafetensorsCheckpoint.from_directory(source.weights)
     except SourceError as error:
         raise WeightsError(str(error)) from error
