@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from kernels.api import Backend, KVCache, KVCacheSpec, open_backend
 from octavo.internal.v1 import types_pb2, worker_pb2
-from octavo.machine import MachineFacts, collect_machine
+from octavo.machine import MachineFacts, collect_machine, usable_cpus
 from octavo.memory import ModelShape, resolve_dtype
 from octavo.phases import Phases
 from octavo.process import StartError
@@ -77,7 +77,7 @@ def load(config: WorkerConfig, phases: Phases) -> LoadedWorker:
         model = _find_model(config)
     with phases.phase("tokenizer"):
         vocabulary = _read_vocabulary(model)
-    backend = open_backend(config.kernels, config.num_threads)
+    backend = _open_backend(config)
     num_tensors = len(expected_shapes(model.config))
     with phases.phase("weights", total=num_tensors) as advance:
         decoder, fingerprint = _load_decoder(model, backend, advance)
@@ -97,6 +97,13 @@ def load(config: WorkerConfig, phases: Phases) -> LoadedWorker:
     with phases.phase("warm-up"):
         _warm_up(runner, vocabulary)
     return LoadedWorker(runner, _hello(config, limits, _model_info(config, model, vocabulary, backend, fingerprint)))
+
+
+def _open_backend(config: WorkerConfig) -> Backend:
+    try:
+        return open_backend(config.kernels, config.num_threads or usable_cpus())
+    except RuntimeError as error:
+        raise StartError(f"--kernels {config.kernels}: {error}") from error
 
 
 def _find_model(config: WorkerConfig) -> _Model:
@@ -194,16 +201,18 @@ def _allocate_cache(config: WorkerConfig, model: _Model, backend: Backend) -> KV
     gc.collect()
     memory = size_memory(config, model.shape, model.dtype, collect_machine(), resident_bytes())
     _LOG.info("%s", memory_table(memory, model.shape, model.dtype, config.max_num_seqs))
-    return backend.allocate_kv_cache(
-        KVCacheSpec(
-            num_layers=model.config.num_layers,
-            num_blocks=memory.pool.num_blocks,
-            block_size=config.block_size,
-            num_kv_heads=model.config.num_kv_heads,
-            head_dim=model.config.head_dim,
-            dtype=_DTYPES[model.dtype],
-        )
+    spec = KVCacheSpec(
+        num_layers=model.config.num_layers,
+        num_blocks=memory.pool.num_blocks,
+        block_size=config.block_size,
+        num_kv_heads=model.config.num_kv_heads,
+        head_dim=model.config.head_dim,
+        dtype=_DTYPES[model.dtype],
     )
+    try:
+        return backend.allocate_kv_cache(spec)
+    except MemoryError as error:
+        raise StartError(f"{error}; lower --kv-cache-memory or --num-kv-blocks") from error
 
 
 def _warm_up(runner: Runner, vocabulary: _Vocabulary) -> None:

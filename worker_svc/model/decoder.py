@@ -95,12 +95,12 @@ class Decoder:
 def build_decoder(config: ModelConfig, take: TakeTensor, backend: Backend, max_model_len: int) -> Decoder:
     """Packs the weights layer by layer; each tensor is taken exactly once."""
     names = DecoderNames(config)
-    embedding = take(names.embedding)
+    embedding = _kept(take(names.embedding))
     layers = tuple(_build_layer(config, names, index, take, backend) for index in range(config.num_layers))
     weights = DecoderWeights(
         embedding=embedding,
         layers=layers,
-        final_norm=take(names.final_norm),
+        final_norm=_kept(take(names.final_norm)),
         head=backend.pack_linear(embedding if config.tied_embeddings else take(names.head), None),
     )
     return Decoder(config, weights, rope_table(config.rope, max_model_len), backend)
@@ -117,15 +117,22 @@ def _build_layer(
         return backend.pack_linear(weight, bias)
 
     return DecoderLayer(
-        input_norm=take(layer.input_norm),
+        input_norm=_kept(take(layer.input_norm)),
         qkv=packed(layer.qkv, config.qkv_bias),
-        qk_norm=QKNorm(take(layer.q_norm), take(layer.k_norm), config.norm_eps) if config.qk_norm else None,
+        qk_norm=QKNorm(_kept(take(layer.q_norm)), _kept(take(layer.k_norm)), config.norm_eps)
+        if config.qk_norm
+        else None,
         attention=AttentionSpec(config.num_heads, config.scale, config.window(index), config.attention_soft_cap),
         output=packed((layer.output,), config.output_bias),
-        mlp_norm=take(layer.mlp_norm),
+        mlp_norm=_kept(take(layer.mlp_norm)),
         gate_up=packed(layer.gate_up, config.mlp_bias),
         down=packed((layer.down,), config.mlp_bias),
     )
+
+
+def _kept(tensor: Tensor) -> Tensor:
+    """A tensor that is used as it is, copied: it may be a view of a mapped file, and would keep all of it in memory."""
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _stack(parts: list[Tensor]) -> Tensor:
