@@ -40,8 +40,11 @@ def test_mixed_batches_match_the_oracle(backend: Backend, geometry: Geometry) ->
     outputs, _ = run_steps(backend, geometry, sequences, MIXED_STEPS)
     for length, sequence, output in zip(LENGTHS, sequences, outputs, strict=True):
         assert output.dtype == geometry.dtype
-        worst = (output.double() - oracle(geometry, sequence)).abs().max()
-        assert worst < TOLERANCES[geometry.dtype], f"length {length}"
+        errors = (output.double() - oracle(geometry, sequence)).abs().amax(-1)
+        # A key next to a rounding border may be stored one unit of the cache's precision off, and some tokens see it.
+        coarser = max(TOLERANCES[geometry.dtype], TOLERANCES[geometry.cache_dtype])
+        assert errors.max() < coarser, f"length {length}"
+        assert errors.median() < TOLERANCES[geometry.dtype], f"length {length}"
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
