@@ -16,6 +16,8 @@ from transformers import AutoModelForCausalLM, GgufConfig
 from kernels.api import open_backend
 from octavo.sources import DEFAULT_MODEL, ModelSource, resolve
 from tests.worker.harness import Driver, RunnerShape, build_runner, sampling
+from worker_svc.runner import Runner
+from worker_svc.warm_up import PROBE_TEXT, warm_up
 
 NUM_OUTPUT_TOKENS = 64
 
@@ -50,6 +52,8 @@ class Answers:
     """Every prompt with the runner's greedy continuation."""
 
     source: ModelSource
+    tokenizer: Tokenizer
+    runner: Runner
     prompts: tuple[list[int], ...]
     outputs: tuple[list[int], ...]
 
@@ -61,10 +65,12 @@ def answers() -> Answers:
     chats = [f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n" for question in QUESTIONS]
     prompts = tuple(tokenizer.encode(text).ids for text in (*chats, *TEXTS))
     shape = RunnerShape(num_slots=len(prompts), num_blocks=256, block_size=16, max_model_len=256)
-    driver = Driver(build_runner(source, shape, backend=open_backend("auto", None)))
+    runner = build_runner(source, shape, backend=open_backend("auto", None))
+    driver = Driver(runner)
     sequences = [driver.add(token_ids, sampling(max_tokens=NUM_OUTPUT_TOKENS)) for token_ids in prompts]
     driver.finish(*sequences, chunk=24)
-    return Answers(source, prompts, tuple(sequence.output for sequence in sequences))
+    runner.reset()
+    return Answers(source, tokenizer, runner, prompts, tuple(sequence.output for sequence in sequences))
 
 
 @torch.inference_mode()
@@ -80,3 +86,14 @@ def test_greedy_ids_are_those_of_transformers(answers: Answers) -> None:
         assert len(output) == NUM_OUTPUT_TOKENS
         logits = oracle(torch.tensor([prompt + output]), logits_to_keep=NUM_OUTPUT_TOKENS + 1).logits[0, :-1]
         assert output == logits.argmax(dim=-1).tolist()
+
+
+def test_the_probe_knows_its_own_tokenizer(answers: Answers) -> None:
+    token_ids = answers.tokenizer.encode(PROBE_TEXT).ids
+    own = warm_up(answers.runner, token_ids)
+    assert own.loss < 0.4 * own.chance_loss
+    assert not own.is_suspicious
+    vocab_size = answers.runner.limits.rows.vocab_size
+    permutation = torch.randperm(vocab_size, generator=torch.Generator().manual_seed(0)).tolist()
+    for foreign in ([permutation[token_id] for token_id in token_ids], [(7 + token_id) for token_id in token_ids]):
+        assert warm_up(answers.runner, foreign).is_suspicious

@@ -1,0 +1,48 @@
+"""Sizing and the account of memory, as arithmetic on numbers made up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from octavo.machine import MachineFacts
+from octavo.process import StartError
+from tests.fakes.tiny_llama import TinyLlama, tiny_config
+from worker_svc.config import WorkerConfig
+from worker_svc.kv_cache import memory_table, model_shape, size_memory
+from worker_svc.model.config import parse_config
+
+GIB = 2**30
+MACHINE = MachineFacts("Linux", "x86_64", 2, 16 * GIB, 8 * GIB, frozenset(), (3, 11, 0), None)
+SHAPE = model_shape(parse_config(tiny_config(TinyLlama(max_positions=8192))), 8192)
+BLOCK_BYTES = SHAPE.kv_block_bytes(16, "float32")
+CONFIG = WorkerConfig()
+
+
+def test_what_others_hold_is_what_is_missing() -> None:
+    memory = size_memory(CONFIG, SHAPE, "float32", MACHINE, resident_bytes=GIB)
+    assert memory.others_bytes == 7 * GIB
+    assert memory.free_bytes == 8 * GIB - memory.workspace_bytes - memory.pool.num_bytes
+
+
+def test_the_first_option_given_decides() -> None:
+    by_blocks = size_memory(replace(CONFIG, num_kv_blocks=7), SHAPE, "float32", MACHINE, 0).pool
+    by_memory = size_memory(replace(CONFIG, kv_cache_memory=10 * BLOCK_BYTES + 1), SHAPE, "float32", MACHINE, 0).pool
+    by_share = size_memory(CONFIG, SHAPE, "float32", replace(MACHINE, free_memory_bytes=2**25), 0).pool
+    assert (by_blocks.num_blocks, by_memory.num_blocks) == (7, 10)
+    assert 0 < by_share.num_bytes < 2**24
+
+
+def test_a_machine_without_room_is_refused() -> None:
+    with pytest.raises(StartError, match="no room for one block"):
+        size_memory(CONFIG, SHAPE, "float32", replace(MACHINE, free_memory_bytes=2**20), 0)
+
+
+def test_the_table_says_what_runs_at_once() -> None:
+    memory = size_memory(replace(CONFIG, num_kv_blocks=256), SHAPE, "float32", MACHINE, 0)
+    table = memory_table(memory, SHAPE, "float32", CONFIG.max_num_seqs)
+    assert "256 blocks of 16 tokens, 4096 tokens: --num-kv-blocks" in table
+    assert "sequences at once: 1 of 4096 tokens, 4 of 1024 tokens" in table
+    assert "longest context that fits: 4096 of the model's 8192 tokens" in table
+    assert "other processes" in table
