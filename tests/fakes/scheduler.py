@@ -203,9 +203,7 @@ class FakeScheduler(pb_grpc.SchedulerServiceServicer):
         while True:
             changed.clear()
             models = [pb.ServedModel(info=self.info, num_ready_replicas=self.num_ready_replicas)]
-            yield pb.WatchResponse(
-                router_id=router_id, models=models if self.info.name else [], starting=self.starting
-            )
+            yield pb.WatchResponse(router_id=router_id, models=models if self.info.name else [], starting=self.starting)
             await changed.wait()
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:  # type: ignore[override]
@@ -223,6 +221,10 @@ class FakeScheduler(pb_grpc.SchedulerServiceServicer):
             with contextlib.suppress(RuntimeError):
                 asyncio.get_running_loop().create_task(self._notify())
             raise
+
+    async def Attach(self, request_iterator: Any, context: Any) -> Any:
+        """Nobody attaches here: the workers are part of this object."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "the fake scheduler has its workers inside")
 
     async def send_raw(self, router_id: int, *frames: bytes) -> None:
         """Push any bytes to a router's token socket."""

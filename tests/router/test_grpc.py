@@ -1,0 +1,242 @@
+"""The gRPC surface: events in order, statuses with details, health, reflection, models."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from octavo.v1 import inference_pb2 as pb
+from octavo.v1 import inference_pb2_grpc as pb_grpc
+from router.grpc_api import ACCEPTED_PING_INTERVAL_S, SERVICE_NAME
+from tests.fakes.router_stack import CONTEXT, MODEL, Stack, in_loop, stack
+from tests.fakes.scheduler import Attempt, speak
+
+
+def stub(made: Stack) -> Any:
+    return pb_grpc.InferenceServiceStub(made.channel)
+
+
+def chat(text: str = "hi", **more: Any) -> pb.ChatRequest:
+    return pb.ChatRequest(messages=[pb.ChatMessage(role="user", content=text)], **more)
+
+
+async def refusal(call: Any) -> tuple[grpc.StatusCode, str, str]:
+    """(code, message, field) of a call that is refused."""
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        if hasattr(call, "__aiter__"):
+            async for _ in call:
+                pass
+        else:
+            await call
+    field = ""
+    for key, value in refused.value.trailing_metadata() or ():
+        if key == "grpc-status-details-bin":
+            status = status_pb2.Status.FromString(value)
+            assert status.code == refused.value.code().value[0]
+            bad = error_details_pb2.BadRequest()
+            if status.details and status.details[0].Unpack(bad):
+                field = bad.field_violations[0].field
+    return refused.value.code(), refused.value.details() or "", field
+
+
+@in_loop
+async def test_events_come_in_order(model_dir: Path) -> None:
+    async with stack(model_dir) as made:
+        made.say("héllo")
+        request = pb.GenerateRequest(
+            text="abc",
+            sampling=pb.SamplingParams(n=2, max_tokens=20),
+            output=pb.OutputOptions(prompt_logprobs=1),
+            options=pb.RequestOptions(request_id="mine/../1"),
+        )
+        responses = [response async for response in stub(made).Generate(request)]
+        kinds = [response.WhichOneof("event") for response in responses]
+        assert kinds.count("usage") == 1
+        assert kinds[-1] == "usage"
+        assert kinds.count("finished") == 2
+        assert {(response.request_id, response.model) for response in responses} == {("mine..1", MODEL)}
+        first = next(i for i, r in enumerate(responses) if r.WhichOneof("event") == "delta" and r.delta.index == 0)
+        assert all(kind != "prompt_logprobs" for kind in kinds[first:])
+        for index in (0, 1):
+            own = [r for r in responses if r.delta.index == index and r.WhichOneof("event") == "delta"]
+            assert "".join(r.delta.text for r in own) == "héllo"
+            assert [i for r in own for i in r.delta.token_ids] == made.ids("héllo")
+            ends = [i for i, r in enumerate(responses) if r.HasField("finished") and r.finished.index == index]
+            assert ends[0] > responses.index(own[-1])
+        assert responses[-1].usage.completion_tokens == 2 * (len(made.ids("héllo")) + 1)
+
+
+@in_loop
+async def test_both_forms_of_both_methods_agree(model_dir: Path) -> None:
+    async with stack(model_dir) as made:
+        made.say("same")
+        for whole, stream in (
+            (
+                stub(made).GenerateUnary(pb.GenerateUnaryRequest(request=pb.GenerateRequest(text="a"))),
+                stub(made).Generate(pb.GenerateRequest(text="a")),
+            ),
+            (stub(made).ChatUnary(pb.ChatUnaryRequest(request=chat())), stub(made).Chat(chat())),
+        ):
+            answer = await whole
+            text = "".join([response.delta.text async for response in stream])
+            assert answer.choices[0].content.text == text == "same"
+            assert answer.choices[0].finished.finish_reason == pb.FINISH_REASON_STOP
+
+
+@in_loop
+async def test_refusals_name_the_field(model_dir: Path) -> None:
+    cases: list[tuple[pb.GenerateRequest, str]] = [
+        (pb.GenerateRequest(), "prompt"),
+        (pb.GenerateRequest(text=""), "prompt"),
+        (pb.GenerateRequest(token_ids=pb.TokenIds()), "prompt"),
+        (pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1, 4294967295])), "prompt[1]"),
+        (pb.GenerateRequest(text="a", resume=b"token"), "resume"),
+        (pb.GenerateRequest(text="a", options=pb.RequestOptions(adapter="x")), "adapter"),
+        (pb.GenerateRequest(text="a", sampling=pb.SamplingParams(temperature=-1)), "temperature"),
+        (pb.GenerateRequest(text="a", sampling=pb.SamplingParams(temperature=float("nan"))), "temperature"),
+        (pb.GenerateRequest(text="a", sampling=pb.SamplingParams(max_tokens=0)), "max_tokens"),
+        (pb.GenerateRequest(text="a", sampling=pb.SamplingParams(max_tokens=CONTEXT)), "max_tokens"),
+        (pb.GenerateRequest(text="a", sampling=pb.SamplingParams(stop=["x", ""])), "stop[1]"),
+        (pb.GenerateRequest(text="a", sampling=pb.SamplingParams(stop_token_ids=[-1])), "stop_token_ids[0]"),
+        (pb.GenerateRequest(text="a", output=pb.OutputOptions(logprobs=21)), "logprobs"),
+    ]
+    async with stack(model_dir) as made:
+        for request, expected in cases:
+            code, message, field = await refusal(stub(made).Generate(request))
+            assert (code, field) == (grpc.StatusCode.INVALID_ARGUMENT, expected), request
+            assert message.startswith(expected)
+        unary = stub(made).ChatUnary(pb.ChatUnaryRequest(request=pb.ChatRequest()))
+        assert (await refusal(unary))[2] == "messages"
+        code, message, _ = await refusal(stub(made).Generate(pb.GenerateRequest(text="a", model="no")))
+        assert (code, MODEL in message) == (grpc.StatusCode.NOT_FOUND, True)
+        assert made.scheduler.requests == []
+
+
+@in_loop
+async def test_text_that_is_not_utf8_is_refused_by_protobuf(model_dir: Path) -> None:
+    async with stack(model_dir) as made:
+        raw = pb.GenerateRequest(text="aXb").SerializeToString().replace(b"X", b"\xff")
+        method: Any = made.channel.unary_stream(f"/{SERVICE_NAME}/Generate")
+        with pytest.raises(grpc.aio.AioRpcError):
+            async for _ in method(raw):
+                pass
+        made.say("ok")
+        assert (await stub(made).ChatUnary(pb.ChatUnaryRequest(request=chat()))).choices[0].content.text == "ok"
+
+
+@in_loop
+async def test_a_message_over_the_limit_is_refused(model_dir: Path) -> None:
+    async with stack(model_dir, max_message_bytes=2**16) as made:
+        code, _, _ = await refusal(stub(made).Generate(pb.GenerateRequest(text="a" * 2**17)))
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@in_loop
+async def test_final_statuses_of_the_scheduler_reach_the_client(model_dir: Path) -> None:
+    async with stack(model_dir) as made:
+        for sent, seen in (
+            (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INVALID_ARGUMENT),
+            (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.DEADLINE_EXCEEDED),
+            (grpc.StatusCode.INTERNAL, grpc.StatusCode.INTERNAL),
+            (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL),
+        ):
+
+            async def fail(attempt: Attempt, code: grpc.StatusCode = sent) -> None:
+                await attempt.fail(code, "Traceback: secret")
+
+            made.scheduler.behave = fail
+            code, message, _ = await refusal(stub(made).Generate(pb.GenerateRequest(text="a")))
+            assert code is seen
+            assert ("secret" in message) is (sent is not grpc.StatusCode.UNKNOWN)
+
+
+@in_loop
+async def test_queue_positions_are_events_where_asked_for(model_dir: Path) -> None:
+    from octavo.internal.v1 import scheduler_pb2
+
+    async with stack(model_dir) as made:
+
+        async def wait(attempt: Attempt) -> None:
+            if attempt.request.queue_events:
+                await attempt.event(queued=scheduler_pb2.Queued(position=3, eta_ns=1_500_000_000))
+            await speak(made.ids("ok"))(attempt)
+
+        made.scheduler.behave = wait
+        request = pb.GenerateRequest(text="a", options=pb.RequestOptions(queue_events=True))
+        first, *_ = [response async for response in stub(made).Generate(request)]
+        assert (first.queued.position, first.queued.eta_seconds) == (3, 1.5)
+
+
+@in_loop
+async def test_health_follows_readiness(model_dir: Path) -> None:
+    serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+    async with stack(model_dir) as made:
+        health: Any = health_pb2_grpc.HealthStub(made.channel)
+        watch = health.Watch(health_pb2.HealthCheckRequest(service=SERVICE_NAME))
+        seen = [response.status async for response in _until(watch, serving)]
+        made.scheduler.num_ready_replicas = 0
+        made.scheduler.announce()
+        seen += [response.status async for response in _until(watch, not_serving)]
+        assert seen[-1] == not_serving
+        assert (await health.Check(health_pb2.HealthCheckRequest())).status == not_serving
+        watch.cancel()
+
+
+async def _until(watch: Any, status: int) -> Any:
+    async for response in watch:
+        yield response
+        if response.status == status:
+            return
+
+
+@in_loop
+async def test_reflection_lists_the_services(model_dir: Path) -> None:
+    async with stack(model_dir) as made:
+        reflection: Any = reflection_pb2_grpc.ServerReflectionStub(made.channel)
+        asked = [reflection_pb2.ServerReflectionRequest(list_services="")]
+        names: set[str] = set()
+        async for response in reflection.ServerReflectionInfo(iter(asked)):
+            names |= {service.name for service in response.list_services_response.service}
+        assert {SERVICE_NAME, "grpc.health.v1.Health"} <= names
+
+
+@in_loop
+async def test_models(model_dir: Path) -> None:
+    async with stack(model_dir) as made:
+        (model,) = (await stub(made).ListModels(pb.ListModelsRequest())).models
+        assert (model.name, model.max_model_len, model.ready) == (MODEL, CONTEXT, True)
+        assert model.vocab_size == made.tokenizer.vocab_size
+
+
+@in_loop
+async def test_frequent_pings_during_silence_are_no_offence(model_dir: Path) -> None:
+    async with stack(model_dir) as made:
+        go_on = asyncio.Event()
+
+        async def silent(attempt: Attempt) -> None:
+            await go_on.wait()
+            await speak(made.ids("ok"))(attempt)
+
+        made.scheduler.behave = silent
+        options = [
+            ("grpc.keepalive_time_ms", 20),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.max_pings_without_data", 0),
+        ]
+        async with grpc.aio.insecure_channel(made.grpc_address, options=options) as channel:
+            asked: Any = pb_grpc.InferenceServiceStub(channel)
+            call = asyncio.ensure_future(asked.ChatUnary(pb.ChatUnaryRequest(request=chat())))
+            await made.scheduler.until(lambda: len(made.scheduler.requests) == 1)
+            await asyncio.wait({call}, timeout=0.4)
+            assert not call.done()
+            go_on.set()
+            assert (await call).choices[0].content.text == "ok"
+        assert ACCEPTED_PING_INTERVAL_S < 10
