@@ -118,7 +118,7 @@ class Tokenizer:
         second one. Without `allow_special`, control strings in the text are encoded as ordinary text.
         """
         if allow_special:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            ids = encode_ids(self._backend, text, add_special_tokens=add_special_tokens)
         else:
             ids = self.plain.encode(text)
             if add_special_tokens:
@@ -224,7 +224,7 @@ class PlainTextEncoder:
             position = span.end
         pieces.append(text[position:])
         ids: list[int] = []
-        for raw_id in self._backend.encode("".join(pieces), add_special_tokens=False).ids:
+        for raw_id in encode_ids(self._backend, "".join(pieces), add_special_tokens=False):
             if raw_id in self._forbidden_ids:
                 # The vocabulary spells a control token as an ordinary piece: take it apart.
                 ids += self._spell_out(raw_id)
@@ -237,6 +237,12 @@ class PlainTextEncoder:
         backend = self._tokenizer.backend
         token = backend.id_to_token(token_id) or ""
         return [piece.id for char in token for piece in backend.model.tokenize(char)]
+
+
+def encode_ids(backend: Backend, text: str, *, add_special_tokens: bool) -> list[int]:
+    """The ids of one text. As a batch of one: only there does the library let other threads run meanwhile."""
+    ids: list[int] = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+    return ids
 
 
 def control_strings(tokenizer: Tokenizer, template_text: str) -> frozenset[str]:
