@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from router.errors import ErrorKind
+from router.stream_parts import ProgressWatch, PromptGate, add_placement
 from router.stream_phases import TRANSITIONS, IllegalMove, Move, Phase
 from router.stream_types import (
     AttemptEnded,
@@ -20,7 +21,6 @@ from router.stream_types import (
     Finish,
     Finished,
     Input,
-    NewPromptLogprobs,
     NewTokens,
     Output,
     Preempted,
@@ -33,7 +33,6 @@ from router.stream_types import (
     StreamSpec,
     Submit,
     TokenDelta,
-    TokenLogprob,
 )
 
 LOSS_GRACE_S = 2.0
@@ -58,15 +57,12 @@ class Stream:
         self.attempt = 1
         self.receipt = ReceiptParts()
         self._token_ids: list[int] = []
-        self._held: list[NewTokens] = []
-        wanted = spec.prompt_logprob_positions or range(0)
-        self._prompt_next, self._prompt_end = wanted.start, wanted.stop
+        self._prompt = PromptGate(spec.prompt_logprob_positions)
         self._finish: Finish | None = None
         self._final_token_id: int | None = None
         self._sealed = False  # the worker's own word that this is the end has come
         self._told_tokens: int | None = None
-        self._progress: tuple[int, float] | None = None
-        self._known_tokens = 0
+        self._progress = ProgressWatch(LOSS_GRACE_S)
         self._held_at_attempt = (0, 0)
         self._fruitless_attempts = 0
         self._crash_group_sizes: tuple[int, ...] = ()
@@ -92,9 +88,8 @@ class Stream:
         """When `wake` is due next."""
         if self.ended:
             return None
-        progress_at = self._progress[1] if self._progress else None
-        due = [at for at in (self._retry_at, self._settle_at, self._recovery_at, progress_at) if at is not None]
-        return min(due, default=None)
+        timers = (self._retry_at, self._settle_at, self._recovery_at, self._progress.due)
+        return min((at for at in timers if at is not None), default=None)
 
     def start(self) -> tuple[Output, ...]:
         """The first attempt."""
@@ -122,7 +117,7 @@ class Stream:
             case Queued():
                 self._outputs.append(QueueMoved(item.position, item.eta_s))
             case Progress():
-                self._known_tokens = max(self._known_tokens, item.num_output_tokens)
+                self._progress.told(item.num_output_tokens)
                 self._watch_progress(now)
             case Finished():
                 self._on_finished(item, now)
@@ -137,18 +132,18 @@ class Stream:
         """Do what is due at `now`; early calls do nothing."""
         if self.ended:
             return ()
-        if self._retry_at is not None and now >= self._retry_at:
+        if _is_due(self._retry_at, now):
             self._retry_at = None
             self._next_attempt(Move.RETRY)
-        if self._settle_at is not None and now >= self._settle_at:
+        if _is_due(self._settle_at, now):
             self._settle_at = None
             if self._holds_all():
                 self._complete()
             else:
                 self._lose(now)
-        if self._progress is not None and now >= self._progress[1] and not self.ended:
+        if _is_due(self._progress.due, now) and not self.ended:
             self._lose(now)
-        if self._recovery_at is not None and now >= self._recovery_at and not self.ended:
+        if _is_due(self._recovery_at, now) and not self.ended:
             self._give_up_waiting(now)
         return self._take()
 
@@ -173,7 +168,7 @@ class Stream:
             self._accept(NewTokens(held, fresh, logprobs))
         if delta.finish is not None and delta.position + len(delta.token_ids) == len(self._token_ids):
             self._finish, self._final_token_id, self._sealed = delta.finish, delta.final_token_id, True
-            if self._prompt_missing:
+            if self._prompt.missing:
                 self._settle(now + LOSS_GRACE_S)
         self._watch_progress(now)
 
@@ -187,42 +182,21 @@ class Stream:
         self._fruitless_attempts = 0
         self._backoff_s = FIRST_BACKOFF_S
         self._recovery_at = None
-        if self._prompt_missing:
-            self._held.append(tokens)
-        else:
-            self._outputs.append(tokens)
+        self._outputs += self._prompt.tokens(tokens)
 
     def _on_prompt(self, delta: PromptDelta, now: float) -> None:
-        if delta.start > self._prompt_next:
+        if delta.start > self._prompt.next_position:
             self._lose(now)
-            return
-        skip = self._prompt_next - delta.start
-        fresh: tuple[TokenLogprob, ...] = delta.logprobs[skip : skip + self._prompt_end - self._prompt_next]
-        if not fresh:
-            return
-        self._outputs.append(NewPromptLogprobs(self._prompt_next, fresh))
-        self._prompt_next += len(fresh)
-        if not self._prompt_missing:
-            self._outputs.extend(self._held)
-            self._held.clear()
+        else:
+            self._outputs += self._prompt.logprobs(delta)
 
     @property
     def _held_counts(self) -> tuple[int, int]:
-        return len(self._token_ids), self._prompt_next
-
-    @property
-    def _prompt_missing(self) -> bool:
-        return self._prompt_next < self._prompt_end
+        return len(self._token_ids), self._prompt.next_position
 
     def _watch_progress(self, now: float) -> None:
-        """Remember since when the scheduler has known of a token that has not arrived."""
-        if self.phase is not Phase.OPEN and self.phase is not Phase.RUNNING:
-            return
-        held = len(self._token_ids)
-        if self._progress is not None and held >= self._progress[0]:
-            self._progress = None
-        if self._progress is None and self._known_tokens > held:
-            self._progress = (self._known_tokens, now + LOSS_GRACE_S)
+        if self.phase in (Phase.OPEN, Phase.RUNNING):
+            self._progress.update(len(self._token_ids), now)
 
     # The scheduler's call.
 
@@ -232,16 +206,7 @@ class Stream:
         self._placed = True
         self._recovery_at = None
         self._backoff_s = FIRST_BACKOFF_S
-        old = self.receipt
-        self.receipt = replace(
-            old,
-            queue_s=old.queue_s + event.queue_s,
-            cached_tokens=event.cached_tokens if old.cached_tokens is None else old.cached_tokens,
-            recomputed_tokens=old.recomputed_tokens + event.recomputed_tokens,
-            replica=event.replica,
-            numerics=event.numerics,
-            batch_invariant=event.batch_invariant,
-        )
+        self.receipt = add_placement(self.receipt, event)
 
     def _on_finished(self, event: Finished, now: float) -> None:
         self._told_tokens = event.num_output_tokens
@@ -270,7 +235,7 @@ class Stream:
             self._next_attempt(Move.CUT)
             return
         self._move(Move.BROKEN)
-        self._progress = None
+        self._progress.clear()
         self._retry_at = now + self._backoff_s
         self._backoff_s = min(2 * self._backoff_s, LONGEST_BACKOFF_S)
 
@@ -278,7 +243,7 @@ class Stream:
 
     def _holds_all(self) -> bool:
         """Whether the sequence is complete by what is held here; then it is never submitted again."""
-        if self._prompt_missing:
+        if self._prompt.missing:
             return False
         told = self._told_tokens is not None and len(self._token_ids) >= self._told_tokens
         return told or self._sealed or len(self._token_ids) >= self.spec.max_tokens
@@ -300,7 +265,8 @@ class Stream:
         if self.phase is not Phase.SETTLING:
             self._move(Move.TOLD)
             self._settle_at = until
-            self._retry_at = self._recovery_at = self._progress = None
+            self._retry_at = self._recovery_at = None
+            self._progress.clear()
 
     def _complete(self) -> None:
         finish = self._finish or Finish.LENGTH
@@ -341,8 +307,8 @@ class Stream:
         self.receipt = replace(self.receipt, num_attempts=self.attempt)
         if not self._sealed:
             self._finish = self._final_token_id = None
-        self._told_tokens = self._progress = self._settle_at = self._retry_at = None
-        self._known_tokens = 0
+        self._told_tokens = self._settle_at = self._retry_at = None
+        self._progress.clear()
         self._placed = self._call_over = False
         self._submit()
 
@@ -350,7 +316,7 @@ class Stream:
         self._held_at_attempt = self._held_counts
         # The scheduler runs only what has a token to come; a full sequence is here for its prompt's logprobs.
         prior = self._token_ids[: self.spec.max_tokens - 1]
-        start = self._prompt_next if self._prompt_missing else None
+        start = self._prompt.next_position if self._prompt.missing else None
         self._outputs.append(Submit(self.attempt, tuple(prior), self._crash_group_sizes, start))
 
     def _move(self, move: Move) -> None:
@@ -362,3 +328,7 @@ class Stream:
     def _take(self) -> tuple[Output, ...]:
         outputs, self._outputs = tuple(self._outputs), []
         return outputs
+
+
+def _is_due(at: float | None, now: float) -> bool:
+    return at is not None and now >= at

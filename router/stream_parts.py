@@ -1,0 +1,83 @@
+"""Small pieces of a sequence's state, each with one rule; `router.stream` puts them together. Pure, as it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from router.stream_types import NewPromptLogprobs, NewTokens, Output, PromptDelta, ReceiptParts, Scheduled
+
+
+class ProgressWatch:
+    """Since when the scheduler has known of a token that has not arrived."""
+
+    def __init__(self, grace_s: float) -> None:
+        self._grace_s = grace_s
+        self._known_tokens = 0
+        self._missing: tuple[int, float] | None = None
+
+    @property
+    def due(self) -> float | None:
+        """When the missing token counts as lost; None while nothing is missing."""
+        return self._missing[1] if self._missing else None
+
+    def told(self, num_tokens: int) -> None:
+        """The scheduler knows of so many output tokens."""
+        self._known_tokens = max(self._known_tokens, num_tokens)
+
+    def update(self, num_held_tokens: int, now: float) -> None:
+        """Compare what is known with what is held. A token that is missing longest decides."""
+        if self._missing is not None and num_held_tokens >= self._missing[0]:
+            self._missing = None
+        if self._missing is None and self._known_tokens > num_held_tokens:
+            self._missing = (self._known_tokens, now + self._grace_s)
+
+    def clear(self) -> None:
+        """Nothing is expected of this attempt any more."""
+        self._known_tokens, self._missing = 0, None
+
+
+class PromptGate:
+    """Lets the prompt's logprobs out in order, and tokens only behind the last of them."""
+
+    def __init__(self, positions: range | None) -> None:
+        wanted = positions or range(0)
+        self.next_position, self._end = wanted.start, wanted.stop
+        self._held: list[Output] = []
+
+    @property
+    def missing(self) -> bool:
+        """Whether prompt logprobs are still to come."""
+        return self.next_position < self._end
+
+    def tokens(self, tokens: NewTokens) -> list[Output]:
+        """What may go out when these tokens have come."""
+        if self.missing:
+            self._held.append(tokens)
+            return []
+        return [tokens]
+
+    def logprobs(self, delta: PromptDelta) -> list[Output]:
+        """What may go out when these logprobs have come; they must not begin behind `next_position`."""
+        skip = self.next_position - delta.start
+        fresh = delta.logprobs[skip : skip + self._end - self.next_position]
+        if not fresh:
+            return []
+        outputs: list[Output] = [NewPromptLogprobs(self.next_position, fresh)]
+        self.next_position += len(fresh)
+        if not self.missing:
+            outputs += self._held
+            self._held = []
+        return outputs
+
+
+def add_placement(receipt: ReceiptParts, event: Scheduled) -> ReceiptParts:
+    """The receipt after one more admission: times and recomputation add up, the cache counts at the first."""
+    return replace(
+        receipt,
+        queue_s=receipt.queue_s + event.queue_s,
+        cached_tokens=event.cached_tokens if receipt.cached_tokens is None else receipt.cached_tokens,
+        recomputed_tokens=receipt.recomputed_tokens + event.recomputed_tokens,
+        replica=event.replica,
+        numerics=event.numerics,
+        batch_invariant=event.batch_invariant,
+    )
