@@ -143,8 +143,8 @@ class Runner:
         hidden = self._forward(slots, counts, np.concatenate([np.cumsum(counts)[sampling] - 1, prompt.token_indexes]))
         rows.commit(slots, counts)
         stretches = self._prompt_stretches(prompt, hidden[len(sampling) :], plan_rows, slots)
-        broken = np.isin(plan_rows, [stretch.plan_row for stretch in stretches if not stretch.is_finite])
-        failing = np.flatnonzero(broken & ~np.isin(np.arange(len(slots)), sampling))
+        broken = _broken_rows(plan_rows, stretches)
+        failing = np.setdiff1d(np.flatnonzero(broken), sampling)
         groups = (
             self._sample(hidden[: len(sampling)], plan_rows[sampling], slots[sampling], broken[sampling]),
             self._fail(plan_rows[failing], slots[failing]),
@@ -228,3 +228,10 @@ class Runner:
             for index, (row, num_top) in enumerate(num_tops.items())
             if listed[row]
         }
+
+
+def _broken_rows(plan_rows: Int64Array, stretches: tuple[PromptStretch, ...]) -> npt.NDArray[np.bool_]:
+    """Which of the rows have prompt logits that are not finite."""
+    if not stretches:
+        return np.zeros(len(plan_rows), bool)
+    return np.isin(plan_rows, [stretch.plan_row for stretch in stretches if not stretch.is_finite])

@@ -1,0 +1,88 @@
+"""One answer per request: ids and logprobs are bitwise the same however a sequence was run.
+
+Equality, not tolerance, with every backend that claims it on this machine, in fp32 and bf16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from kernels.api import open_backend
+from tests.fakes.tiny_llama import TINY_VOCAB_SIZE, TinyLlama, write_tiny_llama
+from tests.worker.harness import Driver, RunnerShape, Tracked, build_runner, sampling
+from worker_svc.runner import Runner
+
+# Crosses an attention partition of 256 positions.
+PROMPT = [(7 * n * n + 3 * n) % TINY_VOCAB_SIZE for n in range(270)]
+PARAMS = sampling(
+    temperature=0.9, top_p=0.95, seed=5, max_tokens=10, num_logprobs=4, num_prompt_logprobs=3, repetition_penalty=1.1
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Everything a client could see."""
+
+    output: list[int]
+    logprobs: list[tuple[list[float], list[int], list[float]]]
+    prompt_logprobs: dict[int, tuple[float, tuple[int, ...], tuple[float, ...]]]
+
+
+def answer(sequence: Tracked) -> Answer:
+    found = [(f.tokens.tolist(), f.top_ids.ravel().tolist(), f.top.ravel().tolist()) for f in sequence.logprobs]
+    return Answer(sequence.output, found, dict(sorted(sequence.prompt_logprobs.items())))
+
+
+def choices() -> list[str]:
+    """The C++ kernels where they were built; the reference always."""
+    return ["reference", "cpu"] if open_backend("auto", None).info.name == "cpu" else ["reference"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A checkpoint and how it is computed, but for the number of threads."""
+
+    directory: Path
+    backend_name: str
+    dtype: torch.dtype
+
+    def runner(self, num_threads: int) -> Runner:
+        shape = RunnerShape(vocab_size=TINY_VOCAB_SIZE, max_model_len=400, num_blocks=256, block_size=8)
+        backend = open_backend(self.backend_name, num_threads)
+        runner = build_runner(self.directory, shape, self.dtype, backend)
+        assert backend.info.batch_invariant, backend.info.invariance_note
+        return runner
+
+
+@pytest.fixture(params=[(name, dtype) for name in choices() for dtype in (torch.float32, torch.bfloat16)], ids=str)
+def setting(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Setting]:
+    name, dtype = request.param
+    num_threads = torch.get_num_threads()
+    yield Setting(write_tiny_llama(tmp_path, TinyLlama(intermediate_size=1100, dtype=dtype)), name, dtype)
+    torch.set_num_threads(num_threads)
+
+
+def test_company_chunks_preemption_and_threads_change_nothing(setting: Setting) -> None:
+    driver = Driver(setting.runner(num_threads=1))
+    alone = driver.add(PROMPT, PARAMS)
+    driver.finish(alone, chunk=512)
+    expected = answer(alone)
+    assert len(expected.output) == 10
+    assert len(expected.prompt_logprobs) == len(PROMPT) - 1
+
+    for chunk in (13, 256):
+        company = [driver.add(PROMPT[:length], sampling(temperature=1.0, seed=length)) for length in (1, 30, 100)]
+        sequence = driver.add(PROMPT, PARAMS)
+        driver.step({s.key: min(chunk, len(s.tokens)) for s in (*company, sequence)})
+        driver.preempt(sequence)
+        driver.finish(*company, sequence, chunk=chunk)
+        assert answer(sequence) == expected
+
+    driver = Driver(setting.runner(num_threads=2))
+    sequence = driver.add(PROMPT, PARAMS)
+    driver.finish(sequence, chunk=64)
+    assert answer(sequence) == expected
