@@ -72,6 +72,7 @@ class Call:
     """One live sequence: where its events go."""
 
     sequence_id: int
+    router_id: int
     request_id: str
     events: asyncio.Queue[pb.GenerateResponse | wire.EndStatus] = field(default_factory=asyncio.Queue)
 
@@ -79,24 +80,28 @@ class Call:
 class Engine:
     """Owns the core and everything attached to it."""
 
-    def __init__(self, core: Scheduler, clock: Callable[[], int], *, check_laws: bool = False) -> None:
+    def __init__(
+        self, core: Scheduler, clock: Callable[[], int], *, first_router_id: int = 1, check_laws: bool = False
+    ) -> None:
+        """`first_router_id` differs from start to start: an id that an earlier process gave is nobody's in this one."""
         self._core = core
         self._clock = clock
         self._check_laws = check_laws
         self._ids = itertools.count(1)
+        self._router_ids = itertools.count(first_router_id)
         self._routers: dict[int, Router] = {}
         self._replicas: dict[int, Replica] = {}
         self._starting: dict[int, pb.StartingWorker] = {}
         self._models: dict[str, pb.ServedModel] = {}
         self._calls: dict[int, Call] = {}
-        self._watchers: set[asyncio.Event] = set()
+        self._watchers: dict[asyncio.Event, None] = {}
         self._is_planning_due = False
 
     # Routers
 
     def register_router(self, endpoint: str, curve_public_key: str, name: str) -> Router:
         """A router has opened Watch; workers learn its endpoint before any plan that names it."""
-        router_id = next(self._ids)
+        router_id = next(self._router_ids)
         message = worker_pb.RouterEndpoint(router_id=router_id, endpoint=endpoint, curve_public_key=curve_public_key)
         router = self._routers[router_id] = Router(router_id, name, message)
         _LOG.info("router %s registered as %d, tokens to %s", name, router_id, endpoint)
@@ -104,9 +109,12 @@ class Engine:
         return router
 
     def unregister_router(self, router: Router) -> None:
-        """Its Watch has ended. Its calls end on their own."""
+        """Its Watch has ended. Calls that still name it end too: workers are about to forget where its tokens go."""
         del self._routers[router.router_id]
         _LOG.info("router %s (%d) is gone", router.name, router.router_id)
+        for call in [call for call in self._calls.values() if call.router_id == router.router_id]:
+            self.cancel(call)
+            call.events.put_nowait(wire.ROUTER_GONE)
         self._broadcast(pb.AttachResponse(router_gone=router.router_id))
 
     # Sequences
@@ -117,7 +125,7 @@ class Engine:
             raise UnknownRouter(f"router_id {message.router_id} is not registered; open Watch and use the id it gives")
         sequence_id = next(self._ids)
         request: Request = wire.request_from_wire(message, sequence_id)
-        call = self._calls[sequence_id] = Call(sequence_id, message.request_id)
+        call = self._calls[sequence_id] = Call(sequence_id, message.router_id, message.request_id)
         try:
             events = self._core.submit(request, self._clock())
         except BaseException:
@@ -180,12 +188,12 @@ class Engine:
         """An event that is set whenever `served` changes; clear it before reading."""
         event = asyncio.Event()
         event.set()
-        self._watchers.add(event)
+        self._watchers[event] = None
         return event
 
     def remove_watcher(self, event: asyncio.Event) -> None:
         """Its Watch has ended."""
-        self._watchers.remove(event)
+        del self._watchers[event]
 
     def served(self, router: Router) -> pb.WatchResponse:
         """What a router is told."""

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
+import secrets
 import time
 from collections.abc import Iterator
 
@@ -48,7 +49,8 @@ def main(config: SchedulerConfig) -> int:
 
 async def _serve(config: SchedulerConfig) -> int:
     shutdown = Shutdown()
-    engine = Engine(Scheduler(core_limits(config)), time.monotonic_ns, check_laws=config.check_laws)
+    core, first_router_id = Scheduler(core_limits(config)), secrets.randbits(48)
+    engine = Engine(core, time.monotonic_ns, first_router_id=first_router_id, check_laws=config.check_laws)
     server = grpc.aio.server(options=_CHANNEL_OPTIONS)
     names = await _add_services(server, engine, token_networks(config))
     try:

@@ -147,6 +147,11 @@ class EndStatus:
     replica_lost: pb.ReplicaLost | None = None
 
 
+ROUTER_GONE = EndStatus(
+    grpc.StatusCode.UNAVAILABLE, "the router's Watch has ended; open it again and use the router_id that it gives"
+)
+
+
 def event_to_wire(event: Event, replica: worker_pb.Hello | None) -> pb.GenerateResponse | EndStatus:
     """An event as a router takes it. `replica` is the one that a Scheduled or Ended event names."""
     match event:
