@@ -1,0 +1,106 @@
+"""The scheduler process of the simulation: real core, engine and service, thrown away whole when it crashes.
+
+Knows how the process is put together and how calls find it. After every transition of the core its laws are checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from octavo.internal.v1 import scheduler_pb2 as pb
+from scheduler_svc.core import laws
+from scheduler_svc.core.plan import Planned, StepResult
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.types import CoreLimits, Event, ReplicaSpec, Request
+from scheduler_svc.engine import Engine
+from scheduler_svc.service import SchedulerService
+from tests.simulation.network import Call, Handler, Network
+
+
+class CheckedScheduler(Scheduler):
+    """The core, which looks after each transition whether its laws hold."""
+
+    def submit(self, request: Request, now: int) -> list[Event]:
+        return self._checked(super().submit(request, now))
+
+    def cancel(self, sequence_id: int, now: int) -> list[Event]:
+        return self._checked(super().cancel(sequence_id, now))
+
+    def attach(self, replica: ReplicaSpec, now: int) -> list[Event]:
+        return self._checked(super().attach(replica, now))
+
+    def detach(self, replica_id: int, now: int) -> list[Event]:
+        return self._checked(super().detach(replica_id, now))
+
+    def complete(self, replica_id: int, result: StepResult, now: int) -> list[Event]:
+        return self._checked(super().complete(replica_id, result, now))
+
+    def plan(self, replica_id: int, now: int) -> Planned:
+        planned = super().plan(replica_id, now)
+        laws.check(self)
+        return planned
+
+    def _checked(self, events: list[Event]) -> list[Event]:
+        laws.check(self)
+        return events
+
+
+class SimulatedScheduler:
+    """A scheduler process, up or down. Use it in a running loop."""
+
+    def __init__(self, network: Network, limits: CoreLimits) -> None:
+        self._network, self._limits = network, limits
+        self._ticker: asyncio.Task[None] | None = None
+        self.core: CheckedScheduler | None = None
+        """None while it is down."""
+        self.num_starts = 0
+
+    def start(self) -> None:
+        """A new process, which knows nothing."""
+        self.num_starts += 1
+        self.core = CheckedScheduler(self._limits)
+        loop = self._network.loop
+        first_router_id = self._network.rng.getrandbits(48)
+        self._engine = Engine(self.core, lambda: int(loop.time() * 1e9), first_router_id=first_router_id)
+        self._service = SchedulerService(self._engine, ())
+        self._ticker = loop.create_task(self._tick())
+        self._network.trace.note("the scheduler starts")
+
+    def crash(self) -> None:
+        """Its state is gone; its connections break."""
+        self._network.trace.note("the scheduler dies")
+        self.core = None
+        if self._ticker is not None:
+            self._ticker.cancel()
+        for call in list(self._network.calls):
+            call.lose_server()
+
+    def reset_prefix_cache(self) -> None:
+        """What an operator may do at any time."""
+        if self.core is not None:
+            self._engine.reset_prefix_cache()
+            laws.check(self.core)
+
+    # What clients open.
+
+    def watch(self, name: str, request: pb.WatchRequest) -> Call:
+        return self._open(f"{name} Watch", lambda _, context: self._service.Watch(request, context))
+
+    def generate(self, name: str, request: pb.GenerateRequest) -> Call:
+        asked = pb.GenerateRequest.FromString(request.SerializeToString())
+        return self._open(f"{name} Generate", lambda _, context: self._service.Generate(asked, context))
+
+    def attach(self, name: str) -> Call:
+        return self._open(f"{name} Attach", lambda requests, context: self._service.Attach(requests, context))
+
+    def _open(self, name: str, handler: Any) -> Call:
+        def lookup() -> Handler | None:
+            return None if self.core is None else handler
+
+        return Call(self._network, name, lookup)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(1)
+            self._engine.check_progress()
