@@ -1,0 +1,97 @@
+"""The token socket: what parses is dispatched by key, what does not is dropped and counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from octavo.internal.v1 import types_pb2, worker_pb2
+from octavo.process import StartError
+from router.stream_types import Finish, PromptDelta, TokenDelta, TokenLogprob
+from router.token_inlet import MalformedBatch, StreamKeys, TokenInlet, read_batch
+from tests.fakes.router_stack import in_loop
+
+
+def make_batch(**changes: object) -> worker_pb2.TokenBatch:
+    values: dict[str, object] = {
+        "stream_keys": [1, 2],
+        "attempts": [1, 3],
+        "positions": [0, 7],
+        "num_tokens": [2, 0],
+        "token_ids": [10, 11],
+        "finish_reasons": [0, types_pb2.FINISH_REASON_STOP_TOKEN],
+        "final_token_ids": [0, 99],
+    }
+    return worker_pb2.TokenBatch(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_a_batch_becomes_deltas_with_prompt_logprobs_first() -> None:
+    batch = make_batch(
+        logprobs=[worker_pb2.OutputLogprobs(index=0, sampled=[-1, -2], num_top=1, top_token_ids=[5, 6], top=[-3, -4])],
+        prompt_logprobs=[worker_pb2.PromptLogprobs(stream_key=2, attempt=3, start=1, tokens=[-7])],
+    )
+    prompt, first, second = read_batch(batch.SerializeToString())
+    assert prompt == PromptDelta(2, 3, 1, (TokenLogprob(None, -7.0),))
+    logprobs = (TokenLogprob(10, -1.0, ((5, -3.0),)), TokenLogprob(11, -2.0, ((6, -4.0),)))
+    assert first == TokenDelta(1, 1, 0, (10, 11), logprobs, None, None)
+    assert second == TokenDelta(2, 3, 7, (), None, Finish.STOP_TOKEN, 99)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff\xff garbage",
+        make_batch(attempts=[1]).SerializeToString(),
+        make_batch(num_tokens=[2, 1]).SerializeToString(),
+        make_batch(final_token_ids=[]).SerializeToString(),
+        make_batch(logprobs=[worker_pb2.OutputLogprobs(index=0, sampled=[-1])]).SerializeToString(),
+        make_batch(
+            logprobs=[worker_pb2.OutputLogprobs(index=0, sampled=[-1, -2], num_top=2, top_token_ids=[1], top=[-1])]
+        ).SerializeToString(),
+        make_batch(
+            prompt_logprobs=[worker_pb2.PromptLogprobs(stream_key=2, tokens=[-7], num_top=1)]
+        ).SerializeToString(),
+    ],
+)
+def test_a_batch_that_disagrees_with_itself_is_malformed(data: bytes) -> None:
+    with pytest.raises(MalformedBatch):
+        list(read_batch(data))
+
+
+@in_loop
+async def test_dispatch_by_key_over_ipc(tmp_path: Path) -> None:
+    inlet = TokenInlet(f"ipc://{tmp_path}/tokens")
+    assert inlet.endpoint == f"ipc://{tmp_path}/tokens"
+    seen: list[TokenDelta | PromptDelta] = []
+    inlet.register(2, seen.append)
+    inlet.take([b"garbage \xff"])
+    inlet.take([make_batch().SerializeToString()])
+    inlet.take([make_batch(attempts=[1]).SerializeToString()])
+    inlet.unregister(2)
+    inlet.take([make_batch().SerializeToString()])
+    assert [delta.stream_key for delta in seen] == [2]
+    assert inlet.num_dropped_messages == 2
+    inlet.close()
+
+
+@in_loop
+async def test_an_endpoint_that_cannot_be_bound_says_so() -> None:
+    first = TokenInlet("tcp://127.0.0.1:0")
+    with pytest.raises(StartError, match="--token-listen"):
+        TokenInlet(first.endpoint)
+    with pytest.raises(StartError, match="--token-advertise"):
+        TokenInlet("tcp://0.0.0.0:0")
+    wide = TokenInlet("tcp://0.0.0.0:0", "tcp://10.0.0.1:5")
+    assert wide.endpoint == "tcp://10.0.0.1:5"
+    wide.close()
+    first.close()
+
+
+def test_keys_of_two_starts_are_far_apart() -> None:
+    first, second = StreamKeys(), StreamKeys()
+    keys = {source.draw() for source in (first, second) for _ in range(100)}
+    assert len(keys) == 200
+    assert all(0 <= key < 2**64 for key in keys)
