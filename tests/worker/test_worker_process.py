@@ -87,3 +87,12 @@ def test_what_stops_a_start_is_the_last_line(tmp_path: Path) -> None:
     _, log = process.communicate(timeout=WAIT_S)
     assert process.returncode == 1
     assert "absent" in log.splitlines()[-1]
+
+
+def test_the_first_word_needs_nothing_heavy() -> None:
+    code = (
+        "import sys, worker_svc.server\n"
+        "print(sorted({'torch', 'numpy', 'tokenizers', 'zmq', 'transformers'} & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
