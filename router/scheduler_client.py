@@ -31,6 +31,7 @@ _CHANNEL_OPTIONS = [
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.bdp_probe", 0),  # its pings add to the keepalive's, for messages that are all small
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
 ]

@@ -35,6 +35,7 @@ _CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", 256 * 2**20),
     # Peers that ping every ten seconds, also without calls, are welcome.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
     # A peer whose machine vanished is noticed within half a minute.
     ("grpc.keepalive_time_ms", 20_000),
