@@ -252,11 +252,11 @@ def _has_bias(header: GgufHeader, stem: str) -> bool:
 
 
 def _token_ids(header: GgufHeader) -> JsonObject:
+    """An id the file does not have is null: left out, a reader would take its family's usual one."""
     names = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
     return {
-        ours: header.integer(f"tokenizer.ggml.{theirs}")
+        ours: header.integer(field) if (field := f"tokenizer.ggml.{theirs}") in header.metadata else None
         for ours, theirs in names.items()
-        if f"tokenizer.ggml.{theirs}" in header.metadata
     }
 
 

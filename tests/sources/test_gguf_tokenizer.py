@@ -96,6 +96,8 @@ def test_no_space_is_put_before_where_the_file_says_so(tmp_path: Path) -> None:
         ("llama-bpe", "x  1234'S", ["x", "Ġ", "Ġ", "123", "4", "'S"]),
         ("qwen2", "x  123'S", ["x", "Ġ", "Ġ", "1", "2", "3", "'S"]),
         ("tekken", "helloWorld 12", ["hello", "World", "Ġ", "1", "2"]),
+        ("dbrx", "x  1234'S", ["x", "Ġ", "Ġ", "123", "4", "'S"]),
+        ("gpt-4o", "helloWorld's 1234", ["hello", "World's", "Ġ", "123", "4"]),
     ],
 )
 def test_text_is_split_as_the_file_says(tmp_path: Path, pre: str, text: str, pieces: list[str]) -> None:
@@ -146,6 +148,36 @@ def test_bos_is_added_where_the_file_or_its_splitting_asks_for_it(tmp_path: Path
     assert tokenizer.encode("a").tokens == ["<|end of text|>", "a", "<|end of text|>"]
     assert tokenizer.encode("a", add_special_tokens=False).tokens == ["a"]
     assert tokenizer_config(header)["add_bos_token"] is True
+
+
+def test_cl100k_splits_as_llama3_and_adds_nothing(tmp_path: Path) -> None:
+    ours = Tokenizer.from_str(tokenizer_json(_byte_level(tmp_path, "dbrx", extra=("cat",))))
+    llama = Tokenizer.from_str(tokenizer_json(_byte_level(tmp_path, "llama-bpe")))
+    for text in nasty_corpus.EVERYTHING:
+        assert ours.pre_tokenizer.pre_tokenize_str(text) == llama.pre_tokenizer.pre_tokenize_str(text), text
+    assert ours.encode("cat").tokens == ["c", "a", "t"]
+
+
+def test_phi3_tokens_swallow_the_space_after_them(tmp_path: Path) -> None:
+    tokens = {}
+    for arch in ("phi3", "llama"):
+        writer = tiny_gguf.start_llama(tmp_path / f"{arch}.gguf", 305, arch)
+        tiny_gguf.add_sentencepiece_vocabulary(writer)
+        tiny_gguf.finish(writer)
+        tokenizer = Tokenizer.from_str(tokenizer_json(read_gguf_header(tmp_path / f"{arch}.gguf")))
+        ids = tokenizer.encode("in</s>\n in<s>\nin", add_special_tokens=False).ids
+        tokens[arch] = [tokenizer.id_to_token(token_id) for token_id in ids]
+    assert tokens["phi3"] == ["▁", "in", "</s>", "in", "<s>", "<0x0A>", "in"]
+    assert tokens["llama"] == ["▁", "in", "</s>", "<0x0A>", "▁", "in", "<s>", "<0x0A>", "in"]
+
+
+def test_named_templates_are_kept_beside_the_default(tmp_path: Path) -> None:
+    writer = tiny_gguf.start_llama(tmp_path / "m.gguf", 305)
+    tiny_gguf.add_sentencepiece_vocabulary(writer)
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
+    writer.add_chat_template(named)
+    tiny_gguf.finish(writer)
+    assert tokenizer_config(read_gguf_header(tmp_path / "m.gguf"))["chat_template"] == named
 
 
 def test_an_unknown_splitting_is_refused_by_name(tmp_path: Path) -> None:

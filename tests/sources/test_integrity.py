@@ -7,11 +7,13 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 from octavo.sources import ModelSource, Origin, ProblemKind, SourceError, inspect_files, resolve
+from octavo.sources.ggml_types import BLOCK_SIZES
 
 LFS_POINTER = (
     "version https://git-lfs.github.com/spec/v1\n"
@@ -166,3 +168,7 @@ def test_other_damage_to_a_gguf_is_named(smollm2: ModelSource, tmp_path: Path) -
 
 def _write_index(directory: Path, weight_map: dict[str, str]) -> None:
     (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def test_the_sizes_of_types_are_those_of_gguf() -> None:
+    assert {int(kind): sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items()} == BLOCK_SIZES

@@ -180,3 +180,15 @@ def _tiny(path: Path, num_tokens: int = 300) -> Path:
     tiny_gguf.add_byte_level_vocabulary(writer, "default")
     tiny_gguf.finish(writer)
     return path
+
+
+def test_a_file_that_changes_after_its_conversion_is_looked_at_again(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    writer = tiny_gguf.start_llama(path, 305)
+    tiny_gguf.add_sentencepiece_vocabulary(writer)
+    tiny_gguf.finish(writer)
+    converted = resolve(str(path), cache_dir=tmp_path / "cache").directory
+    assert resolve(str(path), cache_dir=tmp_path / "cache").directory == converted
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(SourceError, match="truncated"):
+        resolve(str(path), cache_dir=tmp_path / "cache")

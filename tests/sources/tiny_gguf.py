@@ -10,9 +10,12 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 CONTEXT_TOKENS = 128
 
 
-def start_llama(path: Path, num_tokens: int) -> gguf.GGUFWriter:
-    """A writer with the model's fields and one embedding matrix; add a tokenizer, then `finish`."""
-    writer = gguf.GGUFWriter(path, "llama")
+def start_llama(path: Path, num_tokens: int, arch: str = "llama") -> gguf.GGUFWriter:
+    """A writer with the model's fields and one embedding matrix; add a tokenizer, then `finish`.
+
+    `arch` is the name of another family with the same fields.
+    """
+    writer = gguf.GGUFWriter(path, arch)
     writer.add_context_length(CONTEXT_TOKENS)
     writer.add_embedding_length(32)
     writer.add_block_count(1)

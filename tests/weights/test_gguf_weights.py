@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from octavo.sources import ModelSource, Origin
+from tests.sources import tiny_gguf
 from tests.weights import tiny_checkpoints
 from worker_svc.weights import Checkpoint, ExpectedTensor, WeightsError, load_weights, open_checkpoint
 
@@ -167,3 +168,27 @@ def test_values_float16_cannot_hold_are_refused_by_name(tmp_path: Path) -> None:
     tiny_checkpoints.write_gguf(tmp_path / "m.gguf", weights, TYPES.F32)
     with pytest.raises(WeightsError, match=r"tensor output_norm\.weight holds 1e\+06, more than float16 can"):
         _open(tmp_path / "m.gguf", torch.float16)
+
+
+def test_a_cached_start_takes_no_time_and_needs_no_gguf(tmp_path: Path) -> None:
+    """Resolving and opening, in a process of its own that has torch already."""
+    writer = tiny_gguf.start_llama(tmp_path / "m.gguf", 305)
+    tiny_gguf.add_sentencepiece_vocabulary(writer)
+    tiny_gguf.finish(writer)
+    program = (
+        "import sys, time, torch\n"
+        "from pathlib import Path\n"
+        "before = time.process_time()\n"
+        "from octavo.sources import resolve\n"
+        "from worker_svc.weights import open_checkpoint\n"
+        "cache = Path(sys.argv[2])\n"
+        "open_checkpoint(resolve(sys.argv[1], cache_dir=cache), torch.bfloat16, cache_dir=cache)\n"
+        "print(time.process_time() - before, *sorted({'gguf', 'tokenizers'} & sys.modules.keys()))\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "m.gguf"), str(tmp_path / "cache")]
+    first, second = (
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() for _ in range(2)
+    )
+    assert first[1:] == ["gguf", "tokenizers"]
+    assert second[1:] == []
+    assert float(second[0]) < 0.3
