@@ -128,6 +128,10 @@ class SimulatedReplica:
         """A plan arrives."""
         self.inbox.append(plan)
 
+    def choose(self, admission: Admission, state: int) -> int:
+        """The token that follows; another model overrides this."""
+        return sampled_token(state, self.vocab_size)
+
     def run(self) -> StepOutcome:
         """Executes the oldest plan. Raises PlanDisagrees, or IndexError if there is none."""
         plan = self.inbox.popleft()
@@ -226,7 +230,7 @@ class SimulatedReplica:
         admission = row.admission
         sampling: SimulatedSampling = admission.sampling  # type: ignore[assignment]  # opaque to the core alone
         num_output = len(row.token_ids) - admission.num_prompt_tokens
-        token_id = sampled_token(state, self.vocab_size)
+        token_id = self.choose(admission, state)
         tokens: tuple[int, ...] = ()
         finish: FinishReason | None = None
         if fails:

@@ -20,7 +20,6 @@ from router.sequence import SequenceDriver
 from router.stream_types import (
     Completed,
     Failed,
-    Finish,
     NewPromptLogprobs,
     NewTokens,
     Output,
@@ -29,6 +28,7 @@ from router.stream_types import (
     TokenDelta,
 )
 from router.token_inlet import Sink, TokenInlet, read_batch
+from tests.simulation.answers import Answer
 from tests.simulation.network import Call, Network
 from tests.simulation.schedulers import SimulatedScheduler
 from tests.simulation.workers import output_logprob, prompt_logprob
@@ -38,14 +38,11 @@ _WATCH_PAUSE_S = 0.1
 
 @dataclass(frozen=True)
 class Wanted:
-    """A request, and the answer that it has alone."""
+    """A request, and what its client will do."""
 
     stream_key: int
     call: pb.GenerateRequest
     """What is the same for every attempt."""
-    answer: tuple[int, ...]
-    finish: Finish
-    final_token_id: int | None
     cancel_at_tokens: int | None = None
     """The client goes away once it has so many tokens."""
     prompt_logprob_positions: range | None = None
@@ -69,69 +66,82 @@ class Wanted:
 class Client:
     """Who waits for one answer. Any output that is not the next piece of it raises."""
 
-    def __init__(self, wanted: Wanted) -> None:
-        self.wanted = wanted
-        self.num_tokens = 0
+    def __init__(self, wanted: Wanted, answer: Answer) -> None:
+        self.wanted, self._answer = wanted, answer
+        self.attempt = 1
+        """The latest one that went to the scheduler."""
         self.num_prompt_logprobs = 0
         self.end: Completed | Failed | str | None = None
         """How it ended; a string: the client or its router went away."""
         self.leave: Callable[[], None] = lambda: None
         """Cancels the request."""
+        self.on_end: Callable[[], None] = lambda: None
+        """Called once it has ended."""
 
     def take(self, output: Output) -> None:
         """The next output."""
-        name = f"request {self.wanted.stream_key}"
-        assert self.end is None, f"{name} ended with {self.end}, then came {output}"
-        match output:
-            case NewTokens():
-                self._take_tokens(name, output)
-            case NewPromptLogprobs():
-                self._take_prompt_logprobs(name, output)
-            case Completed():
-                self._complete(name, output)
-            case Failed():
-                self.end = output
+        try:
+            assert self.end is None, f"it ended with {self.end}, then came {output}"
+            self._take(output)
+        except AssertionError as error:
+            raise AssertionError(f"request {self.wanted.stream_key}: {error}") from error
+        if self.end is not None:
+            self.on_end()
 
     def go(self, why: str) -> None:
         """Ends it from outside."""
         if self.end is None:
             self.end = why
             self.leave()
+            self.on_end()
 
-    def _take_tokens(self, name: str, tokens: NewTokens) -> None:
-        wanted = self.wanted
-        place = f"{name}, position {tokens.position}"
-        assert tokens.position == self.num_tokens, f"{place}: {self.num_tokens} tokens came before"
-        answer = wanted.answer[tokens.position : tokens.position + len(tokens.token_ids)]
-        assert tokens.token_ids == answer, f"{place}: got {tokens.token_ids}, alone it is {answer}"
+    def _take(self, output: Output) -> None:
+        match output:
+            case NewTokens():
+                self._take_tokens(output)
+            case NewPromptLogprobs():
+                self._take_prompt_logprobs(output)
+            case Completed():
+                self._complete(output)
+            case Failed():
+                self.end = output
+
+    @property
+    def _attempts(self) -> range:
+        """Whose tokens may come now. Those that waited for the prompt's logprobs may be of an earlier attempt."""
+        return range(1 if self.wanted.prompt_logprob_positions else self.attempt, self.attempt + 1)
+
+    def _take_tokens(self, tokens: NewTokens) -> None:
+        wanted, answer, position = self.wanted, self._answer, tokens.position
+        assert position == answer.num_tokens, f"position {position} after {answer.num_tokens} tokens"
+        answer.take(tokens.token_ids, self._attempts)
         logprobs = [entry.logprob for entry in tokens.logprobs or ()]
-        right = [output_logprob(token_id, tokens.position + offset) for offset, token_id in enumerate(answer)]
-        assert logprobs == right, f"{place}: logprobs {logprobs} instead of {right}"
-        assert self.num_prompt_logprobs == len(wanted.prompt_logprob_positions or ()), f"{place}: before the prompt's"
-        self.num_tokens += len(answer)
-        if wanted.cancel_at_tokens is not None and self.num_tokens >= wanted.cancel_at_tokens:
+        right = [output_logprob(token_id, position + offset) for offset, token_id in enumerate(tokens.token_ids)]
+        assert logprobs == right, f"position {position}: logprobs {logprobs} instead of {right}"
+        self._check_prompt_logprobs()
+        if wanted.cancel_at_tokens is not None and answer.num_tokens >= wanted.cancel_at_tokens:
             asyncio.get_running_loop().call_soon(self.go, "the client went away")
 
-    def _take_prompt_logprobs(self, name: str, found: NewPromptLogprobs) -> None:
+    def _take_prompt_logprobs(self, found: NewPromptLogprobs) -> None:
         positions = self.wanted.prompt_logprob_positions or range(0)
-        place = f"{name}, prompt position {found.start}"
-        assert found.start == positions.start + self.num_prompt_logprobs, f"{place}: {self.num_prompt_logprobs} came"
+        assert found.start == positions.start + self.num_prompt_logprobs, f"prompt position {found.start} is not next"
         prompt = self.wanted.call.prompt_token_ids
-        for offset, entry in enumerate(found.logprobs):
-            position = found.start + offset
+        for position, entry in enumerate(found.logprobs, found.start):
             right = prompt_logprob(prompt[position], position)
-            assert position in positions, f"{place}: {position} was not asked for"
-            assert entry.logprob == right, f"{place}: {entry} instead of {right}"
+            assert position in positions, f"prompt position {position} was not asked for"
+            assert entry.logprob == right, f"prompt position {position}: {entry} instead of {right}"
         self.num_prompt_logprobs += len(found.logprobs)
 
-    def _complete(self, name: str, completed: Completed) -> None:
-        wanted = self.wanted
-        assert self.num_tokens == len(wanted.answer), f"{name}: {self.num_tokens} tokens of {len(wanted.answer)}"
-        assert completed.num_tokens == self.num_tokens, f"{name}: {completed} after {self.num_tokens} tokens"
-        assert completed.finish is wanted.finish, f"{name}: {completed}, alone it ends with {wanted.finish}"
-        if completed.final_token_id is not None:
-            assert completed.final_token_id == wanted.final_token_id, f"{name}: {completed} for {wanted.final_token_id}"
-        assert self.num_prompt_logprobs == len(wanted.prompt_logprob_positions or ()), f"{name}: without the prompt's"
+    def _check_prompt_logprobs(self) -> None:
+        wanted = len(self.wanted.prompt_logprob_positions or ())
+        assert self.num_prompt_logprobs == wanted, f"{self.num_prompt_logprobs} prompt logprobs of {wanted}"
+
+    def _complete(self, completed: Completed) -> None:
+        num_tokens = self._answer.num_tokens
+        assert completed.num_tokens == num_tokens, f"{completed} after {num_tokens} tokens"
+        # What says that it is complete may have come before a later attempt, for the prompt's logprobs.
+        self._answer.end(completed.finish, completed.final_token_id, self._attempts)
+        self._check_prompt_logprobs()
         self.end = completed
 
 
@@ -145,6 +155,7 @@ class SimulatedRouter:
         self.state = SchedulerState()
         self.sinks: dict[int, Sink] = {}
         self.drivers: dict[SequenceDriver, Client] = {}
+        self._clients: dict[int, Client] = {}
         self.watch_call: Call | None = None
         self._watch = network.loop.create_task(self._keep_watching())
         network.bind(self.endpoint, self._take_tokens)
@@ -158,6 +169,7 @@ class SimulatedRouter:
         driver.on_end = lambda: self._forget(driver)
         client.leave = driver.cancel
         self.drivers[driver] = client
+        self._clients[client.wanted.stream_key] = client
         driver.start()
 
     def die(self) -> None:
@@ -175,6 +187,7 @@ class SimulatedRouter:
 
     def generate(self, request: pb.GenerateRequest) -> GenerateCall:
         self._network.trace.note(f"{self.name} calls for {request.stream_key}.{request.attempt}")
+        self._clients[request.stream_key].attempt = request.attempt
         return self._scheduler.generate(self.name, request)
 
     def register(self, stream_key: int, sink: Sink) -> None:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import enum
 import random
-from collections import deque
 from dataclasses import dataclass
 
 from octavo.internal.v1 import scheduler_pb2 as pb
 from octavo.internal.v1 import types_pb2
-from router.stream_types import Finish
 from scheduler_svc.core.types import CoreLimits, ReplicaSpec
-from tests.fakes.simulated_replica import SimulatedSampling, continuation, sampled_token, states_of
+from tests.simulation.answers import Model
 from tests.simulation.network import Weather
 from tests.simulation.routers import Wanted, sampling_of
 
@@ -45,6 +43,7 @@ class Scenario:
 
     seed: int
     spec: ReplicaSpec
+    model: Model
     limits: CoreLimits
     weather: Weather
     num_routers: int
@@ -90,6 +89,7 @@ def draw(seed: int) -> Scenario:
     return Scenario(
         seed=seed,
         spec=spec,
+        model=Model(VOCAB_SIZE, is_fickle=rng.random() < 0.3, longest_sequence=longest_output_end(spec)),
         limits=limits,
         weather=weather,
         num_routers=rng.randint(1, 3),
@@ -162,7 +162,6 @@ def _draw_request(
     rng: random.Random, spec: ReplicaSpec, prompt: list[int], stream_key: int, group: tuple[int, int]
 ) -> Wanted:
     group_size, member = group
-    end = longest_output_end(spec)
     max_tokens = rng.choice((1, 2, rng.randint(1, 30), 1000))
     end_ids = [END_TOKEN_ID] if rng.random() < 0.7 else []
     stop_ids = rng.choice(([], [3], [3, 4]))
@@ -170,14 +169,6 @@ def _draw_request(
     positions = range(1, len(prompt)) if member == 0 and rng.random() < 0.2 and len(prompt) > 1 else None
     if positions is not None:
         sampling.num_prompt_logprobs = 0
-    answer, finish = [], Finish.LENGTH
-    is_poison = POISON_TOKEN_ID in prompt
-    is_too_long = len(prompt) > longest_prompt(spec)
-    if not is_too_long:
-        output, reason = continuation(prompt, SimulatedSampling(max_tokens, end_ids, stop_ids), VOCAB_SIZE, end)
-        answer, finish = output, Finish(reason.value)
-    last_state = deque(states_of([*prompt, *answer]), maxlen=1)[0]
-    by_token = finish in (Finish.END_TOKEN, Finish.STOP_TOKEN)
     call = pb.GenerateRequest(
         request_id=f"request-{stream_key}",
         model=MODEL,
@@ -195,12 +186,9 @@ def _draw_request(
     return Wanted(
         stream_key=stream_key,
         call=call,
-        answer=tuple(answer),
-        finish=finish,
-        final_token_id=sampled_token(last_state, VOCAB_SIZE) if by_token else None,
         cancel_at_tokens=rng.randint(0, 20) if rng.random() < 0.1 else None,
         prompt_logprob_positions=positions,
-        is_poison=is_poison,
+        is_poison=POISON_TOKEN_ID in prompt,
         fails_numerically=rng.random() < 0.03,
-        is_too_long=is_too_long,
+        is_too_long=len(prompt) > longest_prompt(spec),
     )

@@ -18,6 +18,7 @@ from octavo.internal.v1 import types_pb2, worker_pb2
 from scheduler_svc.core.plan import Admission, StepPlan, StepResult
 from scheduler_svc.core.types import ReplicaSpec
 from tests.fakes.simulated_replica import Delivery, SimulatedReplica
+from tests.simulation.answers import Model, SimulatedModel
 from tests.simulation.network import Call, Network
 from tests.simulation.schedulers import SimulatedScheduler
 
@@ -41,8 +42,8 @@ def prompt_logprob(token_id: int, position: int) -> float:
 class SimulatedWorker:
     """One process; `run` until it is cancelled or dies."""
 
-    def __init__(self, network: Network, scheduler: SimulatedScheduler, spec: ReplicaSpec, vocab_size: int) -> None:
-        self._network, self._scheduler, self._spec, self._vocab_size = network, scheduler, spec, vocab_size
+    def __init__(self, network: Network, scheduler: SimulatedScheduler, spec: ReplicaSpec, model: Model) -> None:
+        self._network, self._scheduler, self._spec, self._model = network, scheduler, spec, model
         self.poison_token_id: int | None = None
         """A prompt token whose computation kills the process."""
         self.longest_step_s = 0.01
@@ -68,7 +69,8 @@ class SimulatedWorker:
 
     async def _attach_once(self) -> None:
         incarnation = self._network.rng.getrandbits(64)
-        replica = SimulatedReplica(replace(self._spec, incarnation=incarnation), self._vocab_size)
+        spec, model = replace(self._spec, incarnation=incarnation), self._model
+        replica = SimulatedModel(spec, model.vocab_size, is_fickle=model.is_fickle)
         replica.numeric_errors = self.numeric_errors
         endpoints: dict[int, str] = {}
         self._prompts = {}
@@ -142,10 +144,10 @@ class SimulatedWorker:
         model = types_pb2.ModelInfo(
             name=spec.model,
             fingerprint=spec.fingerprint,
-            vocab_size=self._vocab_size,
+            vocab_size=self._model.vocab_size,
             max_model_len=spec.max_model_len,
             numerics="simulated",
-            batch_invariant=True,
+            batch_invariant=not self._model.is_fickle,
         )
         return worker_pb2.Hello(
             incarnation=incarnation,
@@ -192,13 +194,13 @@ def _admission_from_wire(admission: worker_pb2.Admission) -> Admission:
 
 def result_to_wire(result: StepResult, duration_ns: int) -> worker_pb2.StepResult:
     """The result as a worker sends it."""
-    num_rows = len(result.num_sampled)
+    reasons = [result.finishes[row].value if row in result.finishes else 0 for row in range(len(result.num_sampled))]
     return worker_pb2.StepResult(
         incarnation=result.incarnation,
         step=result.step,
         num_sampled=result.num_sampled,
         token_ids=result.token_ids,
-        finish_reasons=[result.finishes.get(row, 0) for row in range(num_rows)],  # type: ignore[misc]
+        finish_reasons=reasons,  # type: ignore[arg-type]  # the two enums share their values
         undelivered_rows=result.undelivered_rows,
         duration_ns=duration_ns,
     )

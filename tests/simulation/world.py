@@ -7,15 +7,17 @@ faithful, everything must come to its end within a bounded time, and nothing may
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 from collections import Counter
 from dataclasses import dataclass, replace
 
 from router.errors import ErrorKind
 from router.stream_types import Completed, Failed, Finish
+from tests.simulation.answers import Answer
 from tests.simulation.network import Network, Trace
 from tests.simulation.routers import Client, SimulatedRouter
-from tests.simulation.scenario import POISON_TOKEN_ID, VOCAB_SIZE, Misfortune, Scenario, draw
+from tests.simulation.scenario import POISON_TOKEN_ID, Misfortune, Scenario, draw
 from tests.simulation.schedulers import SimulatedScheduler
 from tests.simulation.virtual_time import LiveLock, VirtualLoop, run_virtually
 from tests.simulation.workers import SimulatedWorker, WorkerDied
@@ -23,6 +25,10 @@ from tests.simulation.workers import SimulatedWorker, WorkerDied
 _RECOVERY_TIMEOUT_S = 10_000.0
 _CALM_BOUND_S = 300.0
 """Virtual time after the storm within which every request must have ended."""
+_RELEASE_S = 1.0
+"""Time within which a request that was cut off is gone from the core."""
+_COMPLETE_RELEASE_S = 3.5
+"""The same for a complete one, whose call may take its time to end by itself."""
 _POLL_S = 0.05
 
 
@@ -84,7 +90,7 @@ class World:
     def _start_worker(self) -> None:
         self._names["worker"] += 1
         spec = replace(self.scenario.spec, name=f"worker-{self._names['worker']}")
-        worker = SimulatedWorker(self.network, self.scheduler, spec, VOCAB_SIZE)
+        worker = SimulatedWorker(self.network, self.scheduler, spec, self.scenario.model)
         worker.poison_token_id = POISON_TOKEN_ID
         worker.refusal = self.scenario.refusal if self.is_stormy else 0.0
         worker.longest_step_s = self.rng.choice((0.002, 0.02))
@@ -111,7 +117,9 @@ class World:
         for wanted in self.scenario.requests:
             if self.rng.random() < 0.4:  # the others come in bursts
                 await asyncio.sleep(self.rng.random() * 4 * self.scenario.storm_s / len(self.scenario.requests))
-            client = Client(wanted)
+            answer = Answer(self.scenario.model, wanted.call.prompt_token_ids, wanted.call.sampling)
+            client = Client(wanted, answer)
+            client.on_end = functools.partial(self._expect_release, client)
             self.clients.append(client)
             if wanted.fails_numerically:
                 for worker in self.workers:
@@ -171,6 +179,16 @@ class World:
             await asyncio.sleep(_POLL_S)
             if self._loop.failures:
                 raise self._loop.failures[0]
+
+    def _expect_release(self, client: Client) -> None:
+        """What a request held must be free soon after its end."""
+        bound_s = _COMPLETE_RELEASE_S if isinstance(client.end, Completed) else _RELEASE_S
+        self._loop.call_later(bound_s, self._check_released, client.wanted.stream_key, bound_s)
+
+    def _check_released(self, stream_key: int, bound_s: float) -> None:
+        sequences = self.scheduler.core.sequences.values() if self.scheduler.core is not None else ()
+        live = [sequence for sequence in sequences if sequence.request.stream_key == stream_key]
+        assert not live, f"request {stream_key} ended {bound_s} s ago and still is {live[0].state.value} in the core"
 
     async def _until_all_ended(self) -> None:
         bound = self._loop.time() + _CALM_BOUND_S
