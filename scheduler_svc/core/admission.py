@@ -6,7 +6,7 @@ Knows the queue and one replica at a time; must not know events or results. Cost
 
 from __future__ import annotations
 
-from scheduler_svc.core.placement import suits_another_better
+from scheduler_svc.core.placement import Placement
 from scheduler_svc.core.plan import Limit
 from scheduler_svc.core.preemption import num_freed_blocks, strictly_worse
 from scheduler_svc.core.queue import WaitingQueue, WaitingRoom
@@ -24,6 +24,7 @@ class Admissions:
     def __init__(self, room: WaitingRoom, max_overtakes: int) -> None:
         self._room = room
         self._max_overtakes = max_overtakes
+        self.placement = Placement()
 
     def requeue(self, draft: StepDraft) -> None:
         """Lets those wait that were preempted and have nothing to settle."""
@@ -48,7 +49,7 @@ class Admissions:
                 index += 1
                 continue
             prefix = replica.kv.find_prefix(sequence)
-            if len(others) > 1 and suits_another_better(sequence, prefix, replica, others):
+            if len(others) > 1 and self.placement.leaves(sequence, prefix, replica, others):
                 limit = Limit.PLACEMENT
                 index += 1
             elif self._make_room(replica, draft, sequence, prefix):
@@ -69,6 +70,7 @@ class Admissions:
         self, queue: WaitingQueue, replica: Replica, draft: StepDraft, sequence: Sequence, prefix: list[int]
     ) -> None:
         self._room.remove(sequence)
+        self.placement.forget(sequence)
         sequence.num_overtakes = 0
         replica.admit(draft, sequence, prefix, others_wait=len(queue) > 0)
 

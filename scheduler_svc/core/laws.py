@@ -141,6 +141,7 @@ def _check_places(scheduler: Scheduler) -> None:
     _demand(waiting <= set(scheduler.sequences.values()), "the queue holds live ones", "")
     _demand(set(running) <= set(scheduler.sequences.values()), "slots hold live ones", "")
     _demand(scheduler.room.num_waiting == len(waiting), "waiting is counted", f"{scheduler.room.num_waiting}")
+    _demand(scheduler.admissions.placement.check(waiting), "promises are of waiting ones and add up", "")
     num_tokens = sum(len(sequence.token_ids) for sequence in waiting)
     _demand(scheduler.room.num_tokens == num_tokens, "waiting tokens are counted", f"{scheduler.room.num_tokens}")
 

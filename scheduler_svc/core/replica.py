@@ -48,8 +48,9 @@ class Replica:
 
     @property
     def load_tokens(self) -> int:
-        """Known tokens that are not computed yet, plus one per running sequence."""
-        return len(self.rows.running) + sum(len(row.token_ids) - row.num_planned_tokens for row in self.rows.filling)
+        """Known tokens whose computation is not answered yet, plus one per running sequence."""
+        num_unplanned = sum(len(row.token_ids) - row.num_planned_tokens for row in self.rows.filling)
+        return len(self.rows.running) + num_unplanned + sum(plan.num_tokens for plan in self.rows.unanswered)
 
     def could_hold(self, sequence: Sequence) -> bool:
         """Whether the sequence fits if nothing else is there."""
@@ -119,7 +120,15 @@ class Replica:
         slots = steady.slots + [row.slot for row in draft.shares]
         starts = steady.starts + [row.num_planned_tokens for row in draft.shares]
         counts = [1] * num_steady + list(draft.shares.values())
-        record = UnansweredPlan(self._next_step, rows, starts, counts, [1] * num_steady, num_steady, [], [])
+        record = UnansweredPlan(
+            step=self._next_step,
+            rows=rows,
+            starts=starts,
+            counts=counts,
+            num_to_sample=[1] * num_steady,
+            num_steady=num_steady,
+            num_tokens=num_steady + sum(draft.shares.values()),
+        )
         record.edge_rows = [row.steady_row for row in draft.appends if row.steady_row is not None]
         record.final_rows = [row.steady_row for row in draft.finals if row.steady_row is not None]
         plan = StepPlan(

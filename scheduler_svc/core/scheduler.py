@@ -51,7 +51,7 @@ class Scheduler:
         self.replicas: dict[int, Replica] = {}
         """The attached ones, by id, in the order in which they attached."""
         self.room = WaitingRoom(self.limits)
-        self._admissions = Admissions(self.room, self.limits.max_overtakes)
+        self.admissions = Admissions(self.room, self.limits.max_overtakes)
         self._longest: dict[str, _Longest] = {}
         self._tickets = count()
 
@@ -111,6 +111,7 @@ class Scheduler:
         del now
         replica = self._replica(replica_id)
         del self.replicas[replica_id]
+        self.admissions.placement.forget_replica(replica_id)
         ended, suspects = replica.rows.end_all()
         events: list[Event] = []
         for sequence in ended:
@@ -127,10 +128,10 @@ class Scheduler:
         if replica.is_full:
             return Planned(None, (), Limit.UNANSWERED_PLANS)
         draft = replica.open_step()
-        self._admissions.requeue(draft)
+        self.admissions.requeue(draft)
         replica.share_tokens(draft, others_wait=replica.has_slot and len(self.room.queue(replica.spec.model)) > 0)
         others = [other for other in self.replicas.values() if other.spec.model == replica.spec.model]
-        limit = self._admissions.admit(replica, others, draft)
+        limit = self.admissions.admit(replica, others, draft)
         plan = replica.close_step(draft)
         if limit is Limit.NOTHING_WAITING and draft.was_cut_short:
             limit = Limit.TOKENS
@@ -178,6 +179,7 @@ class Scheduler:
     def _take_out(self, sequence: Sequence) -> None:
         if sequence.state is State.WAITING:
             self.room.remove(sequence)
+            self.admissions.placement.forget(sequence)
             sequence.move(Move.END)
         else:
             assert sequence.replica_id is not None, "a sequence that runs or settles has a replica"

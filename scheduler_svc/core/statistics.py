@@ -24,7 +24,7 @@ class ReplicaStatistics:
     """Of the free ones, findable by prefix."""
     num_unanswered_plans: int
     load_tokens: int
-    """Known tokens of its sequences that are not computed yet, plus one per running sequence."""
+    """Known tokens of its sequences whose computation is not answered yet, plus one per running sequence."""
     num_preemptions: int
     """Since it attached."""
     num_steps: int

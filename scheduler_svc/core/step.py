@@ -87,9 +87,10 @@ class UnansweredPlan:
     num_to_sample: list[int]
     """Per row: 1 if it samples, 0 for an inner chunk."""
     num_steady: int
-    edge_rows: list[int]
+    num_tokens: int
+    edge_rows: list[int] = field(default_factory=list)
     """Steady rows at a block edge: all their earlier blocks are full."""
-    final_rows: list[int]
+    final_rows: list[int] = field(default_factory=list)
     """Rows that sample the last token of their sequence."""
     departed: set[int] = field(default_factory=set)
     """Rows whose sequence left its slot since. Such a sequence settles or has ended; it runs nowhere."""
@@ -120,13 +121,15 @@ class UnansweredPlan:
         if num_sampled != self.num_to_sample:
             for row, num in enumerate(num_sampled):
                 self._check_row(row, num, result.finishes.get(row))
+        for row, finish in result.finishes.items():
+            self._check_row(row, num_sampled[row], finish)
         for row in self.final_rows:
             if row not in result.finishes and row not in result.undelivered_rows and not self._has_ended(row):
                 raise ResultMismatch(f"step {self.step}: row {row} reached its last token and goes on")
 
     def _check_row(self, row: int, num: int, finish: FinishReason | None) -> None:
-        expected = self.num_to_sample[row]
-        if num != expected and not (num == 0 and (finish is not None or self._has_ended(row))):
+        expected = self.num_to_sample[row] if finish in (None, FinishReason.LENGTH) else 0
+        if num != expected and not (num == 0 and self._has_ended(row)):
             raise ResultMismatch(f"step {self.step}: row {row} sampled {num} tokens, {expected} were to be")
 
     def _has_ended(self, row: int) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from scheduler_svc.core import laws
 from scheduler_svc.core.plan import Limit, Planned, StepPlan, StepResult
@@ -28,6 +29,9 @@ from scheduler_svc.core.types import (
 from tests.fakes.simulated_replica import Delivery, SimulatedReplica, SimulatedSampling, continuation
 
 VOCAB_SIZE = 50
+MAX_MODEL_LEN = 100
+
+_alone = lru_cache(continuation)
 
 
 def spec(replica_id: int = 1, **changes: object) -> ReplicaSpec:
@@ -38,7 +42,7 @@ def spec(replica_id: int = 1, **changes: object) -> ReplicaSpec:
         incarnation=1000 + replica_id,
         model="model",
         fingerprint="f",
-        max_model_len=100,
+        max_model_len=MAX_MODEL_LEN,
         block_size=4,
         num_device_blocks=16,
         num_slots=4,
@@ -96,7 +100,8 @@ class House:
             sampling=SimulatedSampling(max_tokens, end),  # type: ignore[arg-type]
             stream_key=key,
         )
-        stream = Stream(replace(request, **fields))  # type: ignore[arg-type]
+        request = replace(request, **fields)  # type: ignore[arg-type]
+        stream = Stream(request, received=list(request.prior_token_ids))
         self._send(stream)
         self.streams[key] = stream
         return stream
@@ -129,7 +134,7 @@ class House:
     def _compare(self, stream: Stream) -> None:
         sampling = stream.request.sampling
         assert isinstance(sampling, SimulatedSampling)
-        alone, finish = continuation(stream.request.prompt_token_ids, sampling, VOCAB_SIZE, 100)
+        alone, finish = _alone(tuple(stream.request.prompt_token_ids), sampling, VOCAB_SIZE, MAX_MODEL_LEN)
         assert stream.received == alone[: len(stream.received)]
         if stream.finish in (FinishReason.END_TOKEN, FinishReason.STOP_TOKEN):
             assert (stream.received, stream.finish) == (alone, finish)
@@ -245,7 +250,7 @@ class House:
             assert (statistics.num_running, statistics.num_used_blocks) == (0, 0)
         assert sum(self.scheduler.statistics().num_waiting.values()) == 0
 
-    def check_outcomes(self, num_cache_tokens: int = 64, max_model_len: int = 100) -> None:
+    def check_outcomes(self, num_cache_tokens: int = 64) -> None:
         """After `drain`: every stream ended once, with the whole text it gets alone."""
         for stream in self.streams.values():
             assert stream.num_ends == 1
@@ -256,7 +261,7 @@ class House:
             sampling = stream.request.sampling
             assert isinstance(sampling, SimulatedSampling)
             prompt = stream.request.prompt_token_ids
-            alone, finish = continuation(prompt, sampling, VOCAB_SIZE, max_model_len)
+            alone, finish = _alone(tuple(prompt), sampling, VOCAB_SIZE, MAX_MODEL_LEN)
             # The last token that is sampled needs no place in the cache; an unlisted end token is such a one.
             num_places = len(prompt) + len(alone) - (1 if finish is FinishReason.LENGTH else 0)
             if num_places > num_cache_tokens:

@@ -1,0 +1,127 @@
+"""Who leaves when blocks or slots run short, and that nobody can tell afterwards."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler_svc.core.types import Finished, FinishReason, Preempted, Scheduled
+from tests.core.house import House, Stream, spec
+
+
+def preempted(stream: Stream) -> list[Preempted]:
+    return [event for event in stream.events if isinstance(event, Preempted)]
+
+
+def test_the_newest_leaves_when_blocks_run_short() -> None:
+    house = House()
+    house.attach(spec(num_device_blocks=4))
+    old = house.submit([1, 2, 3, 4, 5, 6, 7], max_tokens=9)
+    new = house.submit([8, 9, 10, 11, 12, 13, 14], max_tokens=9)
+    house.step()  # both prompts: two blocks each, all four in use
+    house.step()  # position 7, the last place in them
+    house.step()
+    assert (len(preempted(old)), len(preempted(new))) == (0, 1)
+    assert preempted(new)[0].num_blocks == 2
+    assert "no free KV block for sequence 1" in preempted(new)[0].reason
+    house.drain()
+    house.check_outcomes(num_cache_tokens=16)
+
+
+def test_the_worst_priority_leaves_before_the_newest() -> None:
+    house = House()
+    house.attach(spec(num_device_blocks=4))
+    worse = house.submit([1, 2, 3, 4, 5, 6, 7], max_tokens=9, priority=1)
+    better = house.submit([8, 9, 10, 11, 12, 13, 14], max_tokens=9, priority=0)
+    for _ in range(3):
+        house.step()
+    assert (len(preempted(worse)), len(preempted(better))) == (1, 0)
+    house.drain()
+    house.check_outcomes(num_cache_tokens=16)
+
+
+def test_a_token_in_flight_survives_preemption() -> None:
+    house = House()
+    house.attach(spec(num_device_blocks=4))
+    house.submit([1, 2, 3, 4, 5, 6, 7], max_tokens=9)
+    new = house.submit([8, 9, 10, 11, 12, 13, 14], max_tokens=9)
+    house.step()
+    house.make_plan()  # position 7 of both, unanswered
+    house.make_plan()  # position 8 of the old one: the new one must go while its token is in flight
+    assert len(preempted(new)) == 1
+    assert house.scheduler.statistics().num_waiting == {"model": 0}  # it settles first
+    house.run()
+    assert len(new.received) == 2
+    house.complete()
+    assert house.scheduler.statistics().num_waiting == {"model": 1}
+    assert house.scheduler.statistics().num_waiting_tokens == 9  # the token in flight was kept
+    house.drain()
+    house.check_outcomes(num_cache_tokens=16)
+    again = new.events[-2]
+    assert isinstance(again, Scheduled)
+    assert again.recomputed_tokens + again.cached_tokens == 8
+
+
+def test_strictly_better_work_displaces_for_a_slot() -> None:
+    house = House()
+    house.attach(spec(num_slots=2))
+    first, second = (house.submit([n, n], max_tokens=9, priority=1) for n in (1, 2))
+    house.step()
+    equal = house.submit([3, 3], max_tokens=3, priority=1)
+    house.step()
+    assert not equal.is_running  # equal never displaces
+    better = house.submit([4, 4], max_tokens=3, priority=0)
+    house.step()
+    assert (first.is_running, second.is_running, better.is_running) == (True, False, True)
+    assert "better priority" in preempted(second)[0].reason
+    house.drain()
+    house.check_outcomes()
+
+
+def test_better_work_displaces_for_blocks_only_if_that_suffices() -> None:
+    house = House()
+    house.attach(spec(num_device_blocks=8))
+    worse = house.submit(range(8), max_tokens=4, priority=1)
+    equal = house.submit(range(10, 22), max_tokens=4, priority=0)
+    house.step()
+    large = house.submit(range(30, 54), max_tokens=2, priority=0)  # needs 6 blocks; displacing `worse` frees 5 in all
+    house.step()
+    assert (worse.is_running, equal.is_running, large.is_running) == (True, True, False)
+    small = house.submit(range(60, 76), max_tokens=2, priority=-1)  # needs 4
+    house.step()
+    assert (worse.is_running, equal.is_running, small.is_running) == (False, True, True)
+    house.drain()
+    house.check_outcomes(num_cache_tokens=32)
+
+
+def test_a_preempted_sequence_precedes_newer_equals() -> None:
+    house = House()
+    house.attach(spec(num_slots=1))
+    first = house.submit([1], max_tokens=3, priority=1)
+    house.step()
+    house.submit([2], max_tokens=1, priority=0)
+    newer = house.submit([3], max_tokens=3, priority=1)
+    house.step()
+    house.step()
+    assert (first.is_running, newer.is_running) == (True, False)
+
+
+def test_a_sequence_that_outgrows_the_pool_alone_ends_with_length() -> None:
+    house = House()
+    house.attach(spec(num_device_blocks=2))
+    stream = house.submit([1, 2, 3], max_tokens=50)
+    house.drain()
+    assert stream.outcome == Finished(1, 6, FinishReason.LENGTH)  # 8 places, and one token that needs none
+    assert len(stream.received) == 6
+
+
+@pytest.mark.parametrize("depth_first", [False, True])
+def test_f36_many_streams_in_a_small_pool_get_the_text_they_get_alone(depth_first: bool) -> None:
+    house = House()
+    house.attach(spec(num_device_blocks=14, num_slots=8))
+    streams = [house.submit([n, n + 1, n + 2], max_tokens=45, age_ns=n * depth_first) for n in range(8)]
+    house.drain()
+    house.check_outcomes(num_cache_tokens=56)
+    assert sum(len(preempted(stream)) for stream in streams) > 16
+    for stream in streams:
+        again = [event for event in stream.events if isinstance(event, Scheduled)][1:]
+        assert all(event.recomputed_tokens + event.cached_tokens > 0 for event in again)

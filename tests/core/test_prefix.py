@@ -1,0 +1,156 @@
+"""What the prefix cache finds, and what it must not."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler_svc.core.prefix_cache import PrefixCache, PrefixChain
+from scheduler_svc.core.types import CoreLimits, FinishReason, Scheduled
+from tests.core.house import House, Stream, spec
+
+
+def cached(stream: Stream) -> int:
+    """Tokens found when it first started."""
+    return next(event.cached_tokens for event in stream.events if isinstance(event, Scheduled))
+
+
+def run_one(house: House, prompt: list[int], **fields: object) -> Stream:
+    stream = house.submit(prompt, max_tokens=1, **fields)
+    house.drain()
+    house.check_outcomes()
+    return stream
+
+
+@pytest.fixture
+def house() -> House:
+    house = House()
+    house.attach(spec(block_size=4))
+    return house
+
+
+@pytest.mark.parametrize(("length", "expected"), [(3, 0), (4, 0), (5, 4), (7, 4), (8, 4), (9, 8), (12, 8), (13, 8)])
+def test_reuse_is_in_whole_blocks_and_leaves_a_token_to_compute(house: House, length: int, expected: int) -> None:
+    run_one(house, list(range(10)))  # two full blocks and two tokens
+    assert cached(run_one(house, list(range(length)))) == expected
+
+
+def test_f38_an_exact_full_hit_computes_its_last_block(house: House) -> None:
+    run_one(house, list(range(8)))
+    again = run_one(house, list(range(8)))
+    assert cached(again) == 4
+
+
+def test_f38_a_block_counts_only_behind_the_same_beginning(house: House) -> None:
+    run_one(house, [1, 2, 3, 4, 5, 6, 7, 8, 9])
+    assert cached(run_one(house, [5, 6, 7, 8, 5, 6, 7, 8, 9])) == 0  # same second block, other parent
+    assert cached(run_one(house, [0, 2, 3, 4, 5, 6, 7, 8, 9])) == 0  # one token of block 0 differs
+    assert cached(run_one(house, [1, 2, 3, 4, 5, 6, 7, 0, 9])) == 4
+
+
+@pytest.mark.parametrize(
+    "other", [{"tenant": "t"}, {"cache_salt": "s"}, {"adapter": "a"}], ids=["tenant", "salt", "adapter"]
+)
+def test_tenant_salt_and_adapter_keep_apart(house: House, other: dict[str, str]) -> None:
+    run_one(house, list(range(9)))
+    assert cached(run_one(house, list(range(9)), **other)) == 0
+    assert cached(run_one(house, list(range(9)), **other)) == 8
+
+
+def test_names_cannot_be_shifted_into_one_another() -> None:
+    assert PrefixChain("f", 4, ("ab", "c", "")).root != PrefixChain("f", 4, ("a", "bc", "")).root
+    assert PrefixChain("f", 4, ("", "", "x")).root != PrefixChain("g", 4, ("", "", "x")).root
+
+
+def test_hashes_are_the_same_in_every_process() -> None:
+    from array import array
+
+    chain = PrefixChain("fingerprint", 4, ("adapter", "tenant", "salt"))
+    assert chain.digest(array("I", range(8)), 1).hex() == KNOWN_DIGEST
+
+
+KNOWN_DIGEST = "8c35ef658820809301c07b8274c8a5de75aa6dce810efd0828ad07b164dd3474"
+
+
+def test_a_block_is_findable_when_its_step_is_answered_not_when_it_is_planned(house: House) -> None:
+    house.submit(range(9), max_tokens=5)
+    house.make_plan()
+    early = house.submit(range(9), max_tokens=1)
+    house.make_plan()
+    house.run()
+    house.complete()
+    late = house.submit(range(9), max_tokens=1)
+    house.make_plan()
+    assert (cached(early), cached(late)) == (0, 8)
+    house.drain()
+    house.check_outcomes()
+
+
+def test_output_tokens_are_reused_too(house: House) -> None:
+    first = house.submit([1, 2, 3], max_tokens=10)
+    house.drain()
+    turn = run_one(house, [1, 2, 3, *first.received, 40, 41])
+    assert cached(turn) == 12
+
+
+def test_a_row_with_a_numeric_error_leaves_nothing_behind(house: House) -> None:
+    replica = house.replicas[1]
+    stream = house.submit(range(30), max_tokens=4)  # two chunks; the blocks of the first were findable already
+    replica.numeric_errors.add(stream.request.stream_key)
+    house.drain()
+    assert stream.finish is FinishReason.NUMERIC_ERROR
+    assert house.scheduler.statistics().replicas[0].num_cached_blocks == 0
+    assert cached(run_one(house, list(range(30)))) == 0
+
+
+def test_a_numeric_error_spares_what_others_computed(house: House) -> None:
+    run_one(house, list(range(9)))
+    stream = house.submit(range(20), max_tokens=4)
+    house.replicas[1].numeric_errors.add(stream.request.stream_key)
+    house.drain()
+    assert cached(run_one(house, list(range(9)))) == 8
+
+
+@pytest.mark.parametrize(("start", "expected"), [(None, 16), (0, 0), (4, 0), (5, 4), (8, 4), (9, 8), (17, 16)])
+def test_prompt_logprobs_bound_the_hit(house: House, start: int | None, expected: int) -> None:
+    run_one(house, list(range(18)))
+    assert cached(run_one(house, list(range(18)), prompt_logprobs_start=start)) == expected
+
+
+def test_the_longest_unused_goes_first_and_a_prefix_from_its_end(house: House) -> None:
+    run_one(house, list(range(24)))  # 6 blocks
+    run_one(house, list(range(100, 124)))  # 6 more of 16; the sampled token needs none
+    run_one(house, list(range(200, 228)))  # 7: takes the 4 fresh ones, then the first prompt's last three
+    assert cached(run_one(house, list(range(23)))) == 12
+    assert cached(run_one(house, list(range(100, 123)))) == 12  # gave three to the first prompt
+
+
+def test_reset_forgets_what_nobody_holds(house: House) -> None:
+    run_one(house, list(range(9)))
+    house.submit(range(50, 59), max_tokens=30)
+    house.step()
+    house.step()
+    assert house.scheduler.reset_prefix_cache() == 2
+    assert house.scheduler.reset_prefix_cache() == 0
+    follower = house.submit(range(50, 59), max_tokens=1)
+    house.step()
+    assert cached(follower) == 8  # held, so still there
+    house.drain()
+    assert cached(run_one(house, list(range(9)))) == 0
+
+
+def test_caching_can_be_off() -> None:
+    house = House(CoreLimits(enable_prefix_caching=False))
+    house.attach(spec())
+    run_one(house, list(range(9)))
+    assert cached(run_one(house, list(range(9)))) == 0
+
+
+def test_the_cache_takes_one_block_for_a_digest_and_one_digest_for_a_block() -> None:
+    cache = PrefixCache()
+    cache.add(b"x", 1)
+    cache.add(b"x", 2)
+    assert (cache.find(b"x"), cache.digest_of(2)) == (1, None)
+    with pytest.raises(ValueError, match="block 1"):
+        cache.add(b"y", 1)
+    cache.forget(1)
+    assert cache.find(b"x") is None
