@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -24,6 +25,8 @@ _LOG = logging.getLogger(__name__)
 _FIRST_RETRY_S = 0.1
 _LONGEST_RETRY_S = 1.0
 _GOODBYE_S = 2.0
+# Worker and scheduler start together: nothing is amiss until the one has been away this long.
+_PATIENCE_S = 3.0
 
 _CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -31,6 +34,12 @@ _CHANNEL_OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 1000),
     # Plans carry whole prompts, from a peer that the operator chose.
     ("grpc.max_receive_message_length", -1),
+    # A scheduler whose machine vanished is noticed, also while nothing is to be said. Under load an answer takes long.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Its pings would add to the keepalive's, for messages that are all small.
+    ("grpc.http2.bdp_probe", 0),
     # One worker talks to one scheduler: nothing to share a connection with.
     ("grpc.use_local_subchannel_pool", 1),
 )
@@ -158,6 +167,7 @@ class SchedulerLink:
 
     def _run(self) -> None:
         retry_s = _FIRST_RETRY_S
+        away_since_s = time.monotonic()
         reported = False
         while not self._closing.is_set():
             call = self._open()
@@ -169,8 +179,8 @@ class SchedulerLink:
             if self._closing.is_set():
                 return
             if num_responses:
-                retry_s, reported = _FIRST_RETRY_S, False
-            if not reported:
+                retry_s, away_since_s, reported = _FIRST_RETRY_S, time.monotonic(), False
+            if not reported and time.monotonic() - away_since_s > _PATIENCE_S:
                 _LOG.warning("not attached to the scheduler at %s: %s; trying again", self._address, reason)
                 reported = True
             self._closing.wait(retry_s)
