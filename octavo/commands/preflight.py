@@ -15,6 +15,7 @@ from octavo.checks.types import Facts, Finding
 from octavo.commands import command_line
 from octavo.options import OptionError, from_args
 from octavo.process import StartError
+from octavo.sizes import format_bytes
 from router.config import RouterConfig
 from scheduler_svc.config import SchedulerConfig
 from worker_svc.config import WorkerConfig
@@ -58,7 +59,7 @@ def doctor(words: Sequence[str]) -> int:
     named = hasattr(namespace, "model")
     facts = collect.collect(router_ports(router), model_request(worker) if named else None)
     findings = run_checks(facts)
-    print("\n".join((*machine_lines(facts), "", *table(findings))))
+    print("\n".join((*machine_lines(facts), cache_line(), "", *table(findings))))
     return 1 if failures(findings) else 0
 
 
@@ -83,6 +84,17 @@ def model_request(config: WorkerConfig) -> collect.ModelRequest:
             config.kv_cache_memory,
             config.kv_memory_fraction,
         ),
+    )
+
+
+def cache_line() -> str:
+    """What conversions and downloads take of the disk, and that none of it goes away by itself."""
+    from octavo.sources import cache_usage
+
+    usage = cache_usage()
+    return (
+        f"Model cache {usage.root}: {format_bytes(usage.num_bytes)} in {usage.num_files} files; nothing is ever "
+        "evicted, delete what is not needed while no model starts"
     )
 
 

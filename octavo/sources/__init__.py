@@ -1,5 +1,6 @@
 """From a model's name to its files: fetching, conversion, integrity and facts, without torch."""
 
+from octavo.sources.cache import CacheUsage, cache_usage
 from octavo.sources.default_model import DEFAULT_MODEL
 from octavo.sources.integrity import FileProblem, ProblemKind, inspect_files
 from octavo.sources.model_source import ModelSource, Origin, SourceError
@@ -8,12 +9,14 @@ from octavo.sources.tokenizer_facts import VocabularyFacts, end_token_ids, token
 
 __all__ = [
     "DEFAULT_MODEL",
+    "CacheUsage",
     "FileProblem",
     "ModelSource",
     "Origin",
     "ProblemKind",
     "SourceError",
     "VocabularyFacts",
+    "cache_usage",
     "end_token_ids",
     "inspect_files",
     "resolve",

@@ -14,7 +14,8 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.sources.model_source import SourceError
@@ -31,6 +32,27 @@ def cache_root(cache_dir: Path | None = None) -> Path:
     if shared := os.environ.get("XDG_CACHE_HOME"):
         return Path(shared).expanduser() / "octavo"
     return Path.home() / ".cache" / "octavo"
+
+
+@dataclass(frozen=True)
+class CacheUsage:
+    """What the cache takes of the disk. Nothing in it is ever evicted."""
+
+    root: Path
+    num_files: int
+    num_bytes: int
+
+
+def cache_usage(cache_dir: Path | None = None) -> CacheUsage:
+    """Count the cache's files, those of older converters too; a cache that is not there has none."""
+    root = cache_root(cache_dir)
+    sizes = []
+    for folder, _, names in os.walk(root):
+        for name in names:
+            # Another process may publish or clean up meanwhile.
+            with suppress(OSError):
+                sizes.append((Path(folder) / name).lstat().st_size)
+    return CacheUsage(root, len(sizes), sum(sizes))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.sources import SourceError
+from octavo.sources import CacheUsage, SourceError, cache_usage
 from octavo.sources.cache import cache_root, file_sha256, publish, remember_sha256, require_free_bytes
 
 RACER = """
@@ -122,3 +122,13 @@ def test_missing_disk_space_is_found_before_writing(tmp_path: Path) -> None:
 
 def _write(path: Path, text: str) -> None:
     path.write_text(text)
+
+
+def test_usage_counts_every_file_and_none_where_there_is_no_cache(tmp_path: Path) -> None:
+    assert cache_usage(tmp_path / "none") == CacheUsage(tmp_path / "none", 0, 0)
+    old = tmp_path / "gguf" / "old"
+    old.parent.mkdir()
+    old.write_bytes(b"12345")
+    remember_sha256(old, tmp_path, "0" * 64)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert cache_usage(tmp_path) == CacheUsage(tmp_path, len(files), sum(path.stat().st_size for path in files))
