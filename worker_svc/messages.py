@@ -45,31 +45,32 @@ def token_batches(outcome: StepOutcome) -> dict[int, list[OutgoingBatch]]:
 
 
 def _add_sampled(batches: dict[int, list[OutgoingBatch]], rows: SampledRows) -> None:
-    columns = zip(
-        rows.plan_rows.tolist(),
-        rows.addresses,
-        rows.token_ids.tolist(),
-        rows.listed.tolist(),
-        rows.finish_reasons.tolist(),
-        rows.output_positions.tolist(),
-        strict=True,
-    )
-    for index, (plan_row, address, token_id, listed, reason, position) in enumerate(columns):
-        queue = batches[address.router_id]
-        if not queue:
-            queue.append(OutgoingBatch())
-        message = queue[-1].message
-        queue[-1].plan_rows.append(plan_row)
-        message.stream_keys.append(address.stream_key)
-        message.attempts.append(address.attempt)
-        message.positions.append(position)
-        message.num_tokens.append(int(listed))
-        if listed:
-            message.token_ids.append(token_id)
-        message.finish_reasons.append(reason)
-        message.final_token_ids.append(token_id if _is_final_token(listed, reason) else 0)
-        if (logprobs := rows.logprobs.get(index)) is not None:
-            message.logprobs.append(_output_logprobs(len(message.stream_keys) - 1, logprobs))
+    """Column by column: protobuf takes a list far faster than its elements one at a time."""
+    plan_rows, token_ids, reasons = rows.plan_rows.tolist(), rows.token_ids.tolist(), rows.finish_reasons.tolist()
+    listed, positions = rows.listed.tolist(), rows.output_positions.tolist()
+    indexes_of: dict[int, list[int]] = defaultdict(list)
+    for index, address in enumerate(rows.addresses):
+        indexes_of[address.router_id].append(index)
+    for router_id, indexes in indexes_of.items():
+        if not batches[router_id]:
+            batches[router_id].append(OutgoingBatch())
+        batch = batches[router_id][-1]
+        batch.plan_rows.extend([plan_rows[i] for i in indexes])
+        message = batch.message
+        num_before = len(message.stream_keys)
+        message.stream_keys.extend([rows.addresses[i].stream_key for i in indexes])
+        message.attempts.extend([rows.addresses[i].attempt for i in indexes])
+        message.positions.extend([positions[i] for i in indexes])
+        message.num_tokens.extend([int(listed[i]) for i in indexes])
+        message.token_ids.extend([token_ids[i] for i in indexes if listed[i]])
+        message.finish_reasons.extend([reasons[i] for i in indexes])
+        message.final_token_ids.extend([token_ids[i] if _is_final_token(listed[i], reasons[i]) else 0 for i in indexes])
+        if rows.logprobs:
+            message.logprobs.extend(
+                _output_logprobs(num_before + place, rows.logprobs[i])
+                for place, i in enumerate(indexes)
+                if i in rows.logprobs
+            )
 
 
 def _is_final_token(listed: bool, reason: int) -> bool:

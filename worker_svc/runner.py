@@ -144,11 +144,10 @@ class Runner:
         rows.commit(slots, counts)
         stretches = self._prompt_stretches(prompt, hidden[len(sampling) :], plan_rows, slots)
         broken = _broken_rows(plan_rows, stretches)
-        failing = np.setdiff1d(np.flatnonzero(broken), sampling)
-        groups = (
-            self._sample(hidden[: len(sampling)], plan_rows[sampling], slots[sampling], broken[sampling]),
-            self._fail(plan_rows[failing], slots[failing]),
-        )
+        groups = [self._sample(hidden[: len(sampling)], plan_rows[sampling], slots[sampling], broken[sampling])]
+        if broken.any():
+            failing = np.setdiff1d(np.flatnonzero(broken), sampling)
+            groups.append(self._fail(plan_rows[failing], slots[failing]))
         return StepOutcome(
             step,
             len(plan_slots),
