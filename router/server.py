@@ -82,7 +82,7 @@ class Router:
         self.front = FrontDoor(served_name(config), self.scheduler, self.inlet, config.recovery_timeout)
         self.front.own_phases = self.phases.snapshot
         self._grpc, self._health = make_server(self.front, config.max_message_bytes)
-        self._http: uvicorn.Server = _QuietServer(
+        self._http = _QuietServer(
             uvicorn.Config(
                 make_app(self.front, config.max_message_bytes),
                 log_config=None,
@@ -117,7 +117,7 @@ class Router:
 
     async def stop(self) -> None:
         """End every part, whatever still runs."""
-        self._http.should_exit = True
+        self._http.stop()
         await self._grpc.stop(_CLOSING_S if self.front.num_live else 0)
         if self._http_task is not None:
             await self._http_task
@@ -168,11 +168,27 @@ async def running(config: RouterConfig) -> AsyncIterator[Router]:
 
 
 class _QuietServer(uvicorn.Server):
-    """uvicorn without its own signal handlers: this process has one owner of signals."""
+    """uvicorn without its own signal handlers, for this process has one owner of signals, and ticking once a second."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._asked_to_stop = asyncio.Event()
+
+    def stop(self) -> None:
+        """Close idle connections and listen no more; `serve` returns once the rest are done."""
+        self.should_exit = True
+        self._asked_to_stop.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def main_loop(self) -> None:
+        tick = 0
+        while not await self.on_tick(tick):
+            tick += 10  # uvicorn counts tenths of a second
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._asked_to_stop.wait(), 1.0)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -172,5 +172,3 @@ def test_the_client_needs_grpc_and_protobuf_alone() -> None:
         "assert not bad, bad"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-

@@ -41,7 +41,7 @@ class Attempt:
     context: Any
     push: Callable[[worker_pb2.TokenBatch], Awaitable[None]]
 
-    async def event(self, **event: Message) -> None:
+    async def event(self, **event: Any) -> None:
         """Send one event, named as in GenerateResponse."""
         await self.context.write(pb.GenerateResponse(**event))
 
@@ -192,7 +192,7 @@ class FakeScheduler(pb_grpc.SchedulerServiceServicer):
         async with self._happened:
             await self._happened.wait_for(predicate)
 
-    async def Watch(self, request: pb.WatchRequest, context: Any) -> AsyncIterator[pb.WatchResponse]:  # type: ignore[override]
+    async def Watch(self, request: pb.WatchRequest, context: Any) -> AsyncIterator[pb.WatchResponse]:
         router_id = len(self._sockets) + 1
         socket = zmq.asyncio.Context.instance().socket(zmq.PUSH)
         socket.setsockopt(zmq.LINGER, 0)
@@ -222,7 +222,7 @@ class FakeScheduler(pb_grpc.SchedulerServiceServicer):
                 asyncio.get_running_loop().create_task(self._notify())
             raise
 
-    async def Attach(self, request_iterator: Any, context: Any) -> Any:
+    async def Attach(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
         """Nobody attaches here: the workers are part of this object."""
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "the fake scheduler has its workers inside")
 

@@ -31,13 +31,10 @@ def chat(text: str = "hi", **more: Any) -> pb.ChatRequest:
 async def refusal(call: Any) -> tuple[grpc.StatusCode, str, str]:
     """(code, message, field) of a call that is refused."""
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        if hasattr(call, "__aiter__"):
-            async for _ in call:
-                pass
-        else:
-            await call
+        await (call.read() if hasattr(call, "read") else call)
     field = ""
-    for key, value in refused.value.trailing_metadata() or ():
+    metadata: Any = refused.value.trailing_metadata() or ()
+    for key, value in metadata:
         if key == "grpc-status-details-bin":
             status = status_pb2.Status.FromString(value)
             assert status.code == refused.value.code().value[0]
@@ -124,10 +121,10 @@ async def test_refusals_name_the_field(model_dir: Path) -> None:
 async def test_text_that_is_not_utf8_is_refused_by_protobuf(model_dir: Path) -> None:
     async with stack(model_dir) as made:
         raw = pb.GenerateRequest(text="aXb").SerializeToString().replace(b"X", b"\xff")
-        method: Any = made.channel.unary_stream(f"/{SERVICE_NAME}/Generate")
+        channel: Any = made.channel
+        method = channel.unary_stream(f"/{SERVICE_NAME}/Generate")
         with pytest.raises(grpc.aio.AioRpcError):
-            async for _ in method(raw):
-                pass
+            await method(raw).read()
         made.say("ok")
         assert (await stub(made).ChatUnary(pb.ChatUnaryRequest(request=chat()))).choices[0].content.text == "ok"
 

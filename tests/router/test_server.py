@@ -1,4 +1,4 @@
-"""The router as a process: light imports, drain on the first signal, end on the second, a cause when it cannot start."""
+"""The router as a process: light imports, drains on the first signal, ends on the second, says why it cannot start."""
 
 from __future__ import annotations
 
@@ -81,6 +81,15 @@ async def test_a_signal_drains_and_the_process_ends_well(model_dir: Path) -> Non
         go_on.set()
         assert (await asked).json()["choices"][0]["text"] == "ok"
         assert await made.process.wait() == 0
+
+
+@in_loop
+async def test_an_idle_router_does_not_linger_over_open_connections(model_dir: Path) -> None:
+    async with process(model_dir) as made, httpx2.AsyncClient(base_url=made.url) as http:
+        await made.until_logged("ready: tiny")
+        assert (await http.get("/health")).status_code == 200  # the connection stays open
+        made.process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(made.process.wait(), 2.0) == 0
 
 
 @in_loop

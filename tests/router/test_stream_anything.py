@@ -101,7 +101,7 @@ class Network:
                     assert [entry.token_id for entry in output.logprobs] == [
                         output.start + i for i in range(len(output.logprobs))
                     ]
-                    self.prompt_positions += [entry.token_id for entry in output.logprobs]
+                    self.prompt_positions += range(output.start, output.start + len(output.logprobs))
                 case Completed() | Failed():
                     self.ends.append(output)
 

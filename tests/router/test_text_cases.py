@@ -1,4 +1,4 @@
-"""Text as clients get it: characters that span tokens, leading blanks, stop strings, logprobs, usage; on both surfaces."""
+"""Text as clients get it, on both surfaces: split characters, leading blanks, stop strings, logprobs, usage."""
 
 from __future__ import annotations
 

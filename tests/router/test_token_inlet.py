@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import zmq
-import zmq.asyncio
 
 from octavo.internal.v1 import types_pb2, worker_pb2
 from octavo.process import StartError
