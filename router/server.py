@@ -11,8 +11,10 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any, TypeVar
 
 import uvicorn
 
@@ -28,6 +30,8 @@ from router.scheduler_client import SchedulerClient
 from router.token_inlet import TokenInlet
 
 _LOG = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _CLOSING_S = 2.0
 """What connections get to close by themselves once no request is live."""
@@ -51,20 +55,23 @@ def served_name(config: RouterConfig) -> str:
 
 
 async def _serve(config: RouterConfig, shutdown: Shutdown) -> None:
-    async with running(config) as router:
-        _LOG.info(
-            "serving %s: HTTP on %s:%d, gRPC on %s:%d",
-            router.front.model,
-            config.host,
-            router.http_port,
-            config.host,
-            router.grpc_port,
-        )
-        asked = asyncio.create_task(shutdown.wait_async())
+    router = Router(config)
+    asked = asyncio.create_task(shutdown.wait_async())
+    try:
+        starting = asyncio.create_task(router.start())
+        await asyncio.wait({asked, starting}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()  # asked to end before there was anything to drain
+            return
+        await starting
+        _LOG.info("serving %s: HTTP %s, gRPC %s", router.front.model, router.http_address, router.grpc_address)
         done, _ = await asyncio.wait({asked, *router.tasks}, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             await task  # a part that ended by itself ends the process with its cause
         await router.drain()
+    finally:
+        asked.cancel()
+        await router.stop()
 
 
 class Router:
@@ -105,8 +112,16 @@ class Router:
         await self._grpc.start()
         self.scheduler.on_change(lambda state: self._publish())
         self.tasks |= {asyncio.create_task(self.scheduler.run()), asyncio.create_task(self.inlet.run())}
-        self.front.text = await asyncio.to_thread(self._load)
+        self.front.text = await _in_thread(self._load)
         self._publish()
+
+    @property
+    def http_address(self) -> str:
+        return f"{_bracketed(self.config.host)}:{self.http_port}"
+
+    @property
+    def grpc_address(self) -> str:
+        return f"{_bracketed(self.config.host)}:{self.grpc_port}"
 
     async def drain(self) -> None:
         """Refuse what is new, finish what runs."""
@@ -189,6 +204,27 @@ class _QuietServer(uvicorn.Server):
             tick += 10  # uvicorn counts tenths of a second
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._asked_to_stop.wait(), 1.0)
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """Run `work` in a thread that does not keep the process from ending."""
+    loop, future = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+
+    def settle(set_it: Callable[[Any], None], value: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits any more
+            loop.call_soon_threadsafe(lambda: None if future.done() else set_it(value))
+
+    def run() -> None:
+        try:
+            result = work()
+        except Exception as error:
+            settle(future.set_exception, error)
+        else:
+            settle(future.set_result, result)
+
+    threading.Thread(target=run, name="start", daemon=True).start()
+    found: T = await future
+    return found
 
 
 def _listen(host: str, port: int) -> socket.socket:

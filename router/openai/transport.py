@@ -26,6 +26,7 @@ T = TypeVar("T")
 COMMENT_INTERVAL_S = 10.0
 """Silence after which a comment line is sent, so that proxies keep an idle stream open."""
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _REQUEST_ID_HEADER = "x-request-id"
 _SCOPE_KEY = "octavo.request_id"
 
@@ -144,7 +145,7 @@ class _EventWriter:
 
 def dump(value: Mapping[str, Any]) -> str:
     """Compact JSON; text stays as it is."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _ENCODER.encode(value)
 
 
 def request_id_of(request: Request) -> str:
