@@ -32,6 +32,13 @@ class Admissions:
             self._room.add(sequence)
         draft.unqueued.clear()
 
+    def someone_may_enter(self, replica: Replica) -> bool:
+        """Whether the first that waits finds a slot, or one that it may displace."""
+        queue = self._room.queue(replica.spec.model)
+        if not queue:
+            return False
+        return replica.has_slot or bool(strictly_worse(replica.rows.running, queue[0]))
+
     def admit(self, replica: Replica, others: list[Replica], draft: StepDraft) -> Limit:
         """Admits as many as fit, best first; returns why not one more. `others`: the model's replicas."""
         queue = self._room.queue(replica.spec.model)
@@ -40,11 +47,11 @@ class Admissions:
         while index < min(len(queue), _WINDOW):
             if replica.blocked_at == (queue.num_changes, replica.kv.pool.num_releases):
                 return Limit.BLOCKS
-            if draft.num_left < 1:
-                return Limit.TOKENS
             sequence = queue[index]
-            if not replica.has_slot and not strictly_worse(replica.rows.running, sequence):
+            if not replica.has_slot and not _may_displace(replica, draft, sequence):
                 return Limit.SLOTS
+            if replica.has_slot and draft.num_left < 1:
+                return Limit.TOKENS
             if not replica.could_hold(sequence):
                 index += 1
                 continue
@@ -85,7 +92,13 @@ class Admissions:
             return False
         for victim in victims:
             replica.preempt(draft, victim, f"sequence {sequence.sequence_id} has a better priority")
-            if replica.has_slot and kv.num_missing_blocks(sequence, prefix) <= 0:
+            if replica.has_slot and draft.num_left > 0 and kv.num_missing_blocks(sequence, prefix) <= 0:
                 break
         self.requeue(draft)
         return True
+
+
+def _may_displace(replica: Replica, draft: StepDraft, sequence: Sequence) -> bool:
+    """Whether a slot, with at least one token of this step, can be had from strictly worse ones."""
+    victims = strictly_worse(replica.rows.running, sequence)
+    return bool(victims) if draft.num_left > 0 else any(draft.tokens_of(victim) for victim in victims)

@@ -129,7 +129,7 @@ class Scheduler:
             return Planned(None, (), Limit.UNANSWERED_PLANS)
         draft = replica.open_step()
         self.admissions.requeue(draft)
-        replica.share_tokens(draft, others_wait=replica.has_slot and len(self.room.queue(replica.spec.model)) > 0)
+        replica.share_tokens(draft, others_wait=self.admissions.someone_may_enter(replica))
         others = [other for other in self.replicas.values() if other.spec.model == replica.spec.model]
         limit = self.admissions.admit(replica, others, draft)
         plan = replica.close_step(draft)

@@ -17,12 +17,14 @@ from scheduler_svc.core.types import FinishReason, ResultMismatch
 def chunk_tokens(num_wanted: int, num_left: int, others_want: bool) -> int:
     """Tokens for a row that wants `num_wanted` (at least 1) when `num_left` (at least 1) of the budget are left.
 
-    A chunk that cannot finish its prompt anyway leaves a quarter to those behind it, so that a long prompt does not
-    hold up short ones; what they do not want comes back to it when the step is closed.
+    A chunk that cannot finish its prompt anyway leaves a quarter, at least one token, to those behind it, so that a
+    long prompt does not hold up short ones; what they do not want comes back to it when the step is closed.
     """
     if num_wanted <= num_left:
         return num_wanted
-    return num_left - num_left // 4 if others_want else num_left
+    if not others_want or num_left == 1:
+        return num_left
+    return num_left - max(1, num_left // 4)
 
 
 @dataclass(slots=True)
@@ -62,9 +64,12 @@ class StepDraft:
             raise ValueError(f"sequence {sequence.sequence_id} is preempted in the step that admits it")
         self.appends.pop(sequence, None)
         self.finals.pop(sequence, None)
-        self.num_left += self.shares.pop(sequence, 0)
-        if sequence.steady_row is not None:
-            self.num_left += 1
+        self.num_left += self.tokens_of(sequence)
+        self.shares.pop(sequence, None)
+
+    def tokens_of(self, sequence: Sequence) -> int:
+        """Tokens that the step computes for a running sequence, once they are shared out."""
+        return 1 if sequence.steady_row is not None else self.shares.get(sequence, 0)
 
     def spread_rest(self) -> None:
         """Gives what is left of the budget to the rows that want more, best first."""

@@ -59,6 +59,8 @@ class Stream:
     received: list[int] = field(default_factory=list)
     finish: FinishReason | None = None
     """By the worker's word or the scheduler's."""
+    is_cut: bool = False
+    """A token of the present attempt was lost on its way."""
     is_running: bool = False
     outcome: Finished | Ended | None = None
     """The last attempt's terminal event."""
@@ -124,6 +126,9 @@ class House:
         stream = self.streams[delivery.stream_key]
         if delivery.attempt != stream.request.attempt or not stream.is_live:
             return
+        if stream.is_cut:
+            assert delivery.position > len(stream.received), "a token is doubled"
+            return
         assert delivery.position == len(stream.received), "a token is lost or doubled"
         stream.received.extend(delivery.token_ids)
         if delivery.finish is not None:
@@ -174,6 +179,7 @@ class House:
                 crash_group_sizes=tuple(crashes),
             )
             stream.num_ends = 0
+            stream.is_cut = False
             self._send(stream)
 
     # Below the core --------------------------------------------------------------------------------------------
@@ -217,6 +223,9 @@ class House:
         self.results[replica_id].append(outcome.result)
         for delivery in outcome.deliveries:
             self._deliver(delivery)
+        for delivery in outcome.lost:
+            stream = self.streams[delivery.stream_key]
+            stream.is_cut = stream.is_cut or stream.request.attempt == delivery.attempt
 
     def complete(self, replica_id: int = 1) -> None:
         """The oldest result arrives."""

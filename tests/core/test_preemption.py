@@ -93,6 +93,51 @@ def test_better_work_displaces_for_blocks_only_if_that_suffices() -> None:
     house.check_outcomes(num_cache_tokens=32)
 
 
+def test_blocks_that_the_newcomer_shares_are_not_counted_as_freed() -> None:
+    house = House()
+    house.attach(spec(num_device_blocks=8, max_step_tokens=32))
+    worse = house.submit(range(20), max_tokens=2, priority=1)  # 5 blocks
+    house.submit(range(50, 57), max_tokens=3)  # 2 blocks
+    house.step()
+    newcomer = house.submit([*range(16), *range(30, 42)], max_tokens=1)  # shares 4, needs 3 more; one is free
+    house.make_plan()
+    assert (worse.is_running, newcomer.is_running) == (True, False)
+    house.drain()
+    house.check_outcomes(num_cache_tokens=32)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "budget", "share"), [(1, 2, 2), (30, 8, 8), (1, 1, 1)], ids=["steady", "filling", "spent"]
+)
+def test_tokens_of_a_displaced_row_go_to_the_one_that_displaced_it(num_tokens: int, budget: int, share: int) -> None:
+    house = House()
+    house.attach(spec(num_slots=1, max_step_tokens=budget))
+    house.submit(range(num_tokens), max_tokens=9, priority=1)
+    house.step()
+    house.submit(range(40, 60), max_tokens=1, priority=0)
+    plan = house.make_plan()
+    assert (list(plan.row_starts), list(plan.row_counts)) == ([0], [share])
+    house.drain()
+    house.check_outcomes()
+
+
+def test_an_outgrown_sequence_that_is_displaced_while_it_settles_still_ends() -> None:
+    house = House()
+    house.attach(spec(num_device_blocks=2))
+    stream = house.submit([1, 2, 3, 4, 5, 6], max_tokens=50, priority=1)
+    house.step()
+    house.step()
+    house.make_plan()  # position 7, the last place
+    assert house.plan().plan is None  # position 8 has none
+    better = house.submit([9], max_tokens=1)
+    house.make_plan()
+    assert better.is_running
+    house.drain()
+    house.check_outcomes(num_cache_tokens=8)
+    assert isinstance(stream.outcome, Finished)
+    assert len(preempted(stream)) == 1
+
+
 def test_a_preempted_sequence_precedes_newer_equals() -> None:
     house = House()
     house.attach(spec(num_slots=1))

@@ -85,6 +85,18 @@ def test_a_block_is_findable_when_its_step_is_answered_not_when_it_is_planned(ho
     house.check_outcomes()
 
 
+def test_a_cancelled_sequence_leaves_only_what_was_answered(house: House) -> None:
+    first = house.submit(range(20), max_tokens=5)
+    house.step()  # 16 tokens
+    house.make_plan()  # the rest, unanswered
+    house.cancel(first)
+    follower = house.submit(range(21), max_tokens=1)
+    house.make_plan()
+    assert cached(follower) == 16
+    house.drain()
+    house.check_outcomes()
+
+
 def test_output_tokens_are_reused_too(house: House) -> None:
     first = house.submit([1, 2, 3], max_tokens=10)
     house.drain()

@@ -47,7 +47,7 @@ def test_every_running_row_gets_a_token_however_small_the_budget() -> None:
     for _ in range(3):
         house.step()
     assert [stream.is_running for stream in streams] == [True, True, False]  # no more rows than tokens
-    assert rows(house.make_plan()) == [(0, 5, 1), (1, 1, 1)]
+    assert rows(house.make_plan()) == [(0, 3, 1), (1, 3, 1)]
     house.drain()
     house.check_outcomes()
 

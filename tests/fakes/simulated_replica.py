@@ -53,6 +53,8 @@ class StepOutcome:
 
     result: StepResult
     deliveries: tuple[Delivery, ...]
+    lost: tuple[Delivery, ...]
+    """Those that could not be handed to their router."""
 
 
 @dataclass
@@ -180,6 +182,7 @@ class SimulatedReplica:
         num_sampled: list[int] = []
         sampled: list[int] = []
         deliveries: list[Delivery] = []
+        lost: list[Delivery] = []
         finishes: dict[int, FinishReason] = {}
         undelivered: list[int] = []
         for index, slot in enumerate(plan.row_slots):
@@ -194,10 +197,11 @@ class SimulatedReplica:
                 finishes[index] = delivery.finish
             if delivery.router_id in self.unreachable_routers:
                 undelivered.append(index)
+                lost.append(delivery)
             else:
                 deliveries.append(delivery)
         result = StepResult(plan.incarnation, plan.step, num_sampled, sampled, finishes, undelivered, self.duration_ns)
-        return StepOutcome(result, tuple(deliveries))
+        return StepOutcome(result, tuple(deliveries), tuple(lost))
 
     def _compute_row(self, row: _Row, start: int, count: int) -> Delivery | None:
         key, size = row.admission.stream_key, self.spec.block_size
