@@ -53,7 +53,7 @@ async def _serve(config: SchedulerConfig) -> int:
     core, first_router_id = Scheduler(core_limits(config)), secrets.randbits(48)
     engine = Engine(core, time.monotonic_ns, first_router_id=first_router_id, check_laws=config.check_laws)
     server = grpc.aio.server(options=_CHANNEL_OPTIONS)
-    names = await _add_services(server, engine, token_networks(config))
+    names = await add_services(server, engine, token_networks(config))
     try:
         port = server.add_insecure_port(f"{config.host}:{config.port}")
     except RuntimeError as error:
@@ -89,7 +89,8 @@ def token_networks(config: SchedulerConfig) -> Networks:
         raise StartError(f"--token-networks: {error}; write networks as 10.0.0.0/8,fd00::/8") from error
 
 
-async def _add_services(server: grpc.aio.Server, engine: Engine, networks: Networks) -> list[str]:
+async def add_services(server: grpc.aio.Server, engine: Engine, networks: Networks) -> list[str]:
+    """Puts everything that the scheduler offers on a server; returns the names of its own services."""
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerService(engine, networks), server)
     scheduler_pb2_grpc.add_ControlServiceServicer_to_server(ControlService(engine), server)
     services = scheduler_pb2.DESCRIPTOR.services_by_name.values()

@@ -22,7 +22,7 @@ from grpc_status import rpc_status
 from octavo.internal.v1 import scheduler_pb2 as pb
 from octavo.internal.v1 import scheduler_pb2_grpc as pb_grpc
 from scheduler_svc import wire
-from scheduler_svc.core.types import IllegalTransition, Refused, ResultMismatch
+from scheduler_svc.core.types import IllegalTransition, Refused
 from scheduler_svc.engine import Engine, Replica, UnknownRouter
 
 _LOG = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class SchedulerService(pb_grpc.SchedulerServiceServicer):
                 if not request.HasField("result"):
                     return f"the message {request.WhichOneof('message')} came after hello"
                 self._engine.take_result(replica, request.result)
-        except (ResultMismatch, IllegalTransition) as mismatch:
+        except (ValueError, IllegalTransition) as mismatch:  # a ResultMismatch is a ValueError
             self._engine.detach(replica, str(mismatch))
             return str(mismatch)
         except grpc.RpcError as broken:
@@ -161,19 +161,28 @@ def endpoint_refusal(endpoint: str, peer: str, networks: Networks) -> str | None
     peer on this machine. `peer` is gRPC's name of the caller, such as `ipv4:127.0.0.1:4711`.
     """
     kind, _, address = unquote(peer).partition(":")
-    peer_host = address.rpartition(":")[0].strip("[]")
-    is_local = kind == "unix" or (bool(peer_host) and ipaddress.ip_address(peer_host).is_loopback)
+    caller = None if kind == "unix" else ipaddress.ip_address(address.rpartition(":")[0].strip("[]"))
+    is_local = caller is None or caller.is_loopback
     if endpoint.startswith("ipc://"):
         return None if is_local else f"token_endpoint is {endpoint}, but {peer} is not on this machine; use tcp://"
-    host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
-    try:
-        named = ipaddress.ip_address(host)
-    except ValueError:
+    named = _tcp_address(endpoint)
+    if named is None:
         return f"token_endpoint is {endpoint!r}; it must be tcp://ADDRESS:PORT with a numeric address, or ipc://PATH"
-    allowed = host == peer_host or (is_local and named.is_loopback) or any(named in network for network in networks)
-    if endpoint.startswith("tcp://") and allowed:
+    if named == caller or (is_local and named.is_loopback) or any(named in network for network in networks):
         return None
     return (
         f"token_endpoint is {endpoint}, but the router calls from {peer}; name that address, or start the scheduler "
-        f"with --token-networks {host}"
+        f"with --token-networks {named}"
     )
+
+
+def _tcp_address(endpoint: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address of tcp://ADDRESS:PORT; None for anything else."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    is_port = port.isascii() and port.isdecimal() and int(port) in range(1, 65536)
+    if not endpoint.startswith("tcp://") or not is_port:
+        return None
+    try:
+        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return None

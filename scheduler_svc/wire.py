@@ -26,6 +26,7 @@ from scheduler_svc.core.types import (
     Progress,
     Queued,
     RefusalReason,
+    Refused,
     ReplicaSpec,
     Request,
     Scheduled,
@@ -47,7 +48,13 @@ END_STATUS = {
 
 
 def request_from_wire(message: pb.GenerateRequest, sequence_id: int) -> Request:
-    """The core's request. Token ids become arrays; the sampling message is passed through as it is."""
+    """The core's request. Token ids become arrays; the sampling message is passed through as it is.
+
+    Raises Refused for a task that nothing here can do.
+    """
+    if message.task != types_pb.TASK_GENERATE:
+        name = types_pb.Task.Name(message.task) if message.task in types_pb.Task.values() else message.task
+        raise Refused(RefusalReason.INVALID, "task", name, "TASK_GENERATE", "ask for that")
     sampling = message.sampling
     wants_prompt_logprobs = sampling.HasField("num_prompt_logprobs")
     return Request(
