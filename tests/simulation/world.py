@@ -17,7 +17,7 @@ from router.stream_types import Completed, Failed, Finish
 from tests.simulation.answers import Answer
 from tests.simulation.network import Network, Trace
 from tests.simulation.routers import Client, SimulatedRouter
-from tests.simulation.scenario import POISON_TOKEN_ID, Misfortune, Scenario, draw
+from tests.simulation.scenario import MODEL, POISON_TOKEN_ID, Misfortune, Scenario, draw
 from tests.simulation.schedulers import SimulatedScheduler
 from tests.simulation.virtual_time import LiveLock, VirtualLoop, run_virtually
 from tests.simulation.workers import SimulatedWorker, WorkerDied
@@ -25,6 +25,8 @@ from tests.simulation.workers import SimulatedWorker, WorkerDied
 _RECOVERY_TIMEOUT_S = 10_000.0
 _CALM_BOUND_S = 300.0
 """Virtual time after the storm within which every request must have ended."""
+_HARMLESS = {Misfortune.CLIENT_LEAVES, Misfortune.CACHE_RESET}
+"""What leaves everyone else's attempts alone."""
 _RELEASE_S = 1.0
 """Time within which a request that was cut off is gone from the core."""
 _COMPLETE_RELEASE_S = 3.5
@@ -114,6 +116,8 @@ class World:
     # What happens.
 
     async def _let_requests_arrive(self) -> None:
+        while not all(router.state.can_serve(MODEL) for router in self.routers):
+            await asyncio.sleep(_POLL_S)
         for wanted in self.scenario.requests:
             if self.rng.random() < 0.4:  # the others come in bursts
                 await asyncio.sleep(self.rng.random() * 4 * self.scenario.storm_s / len(self.scenario.requests))
@@ -226,6 +230,8 @@ class World:
             # The scheduler alone does not say which stop token it was.
             is_named = end.finish is not Finish.STOP_TOKEN or end.final_token_id is not None
             assert is_named or may_lose_tokens, f"{name} does not know its stop token: {end}"
+            is_disturbed = may_lose_tokens or set(scenario.misfortunes) - _HARMLESS
+            assert is_disturbed or end.receipt.num_attempts == 1, f"{name} took several attempts for nothing: {end}"
             return
         if not isinstance(end, Failed):
             return
