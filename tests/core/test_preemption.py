@@ -61,6 +61,19 @@ def test_a_token_in_flight_survives_preemption() -> None:
     assert again.recomputed_tokens + again.cached_tokens == 8
 
 
+def test_a_preempted_sequence_leaves_only_what_was_answered() -> None:
+    house = House()
+    house.attach(spec(num_slots=1))
+    house.submit(range(20), max_tokens=5, priority=1)
+    house.step()  # four blocks
+    house.make_plan()  # the fifth, unanswered
+    house.submit([40], max_tokens=1)
+    house.make_plan()
+    assert house.scheduler.statistics().replicas[0].num_cached_blocks == 4
+    house.drain()
+    house.check_outcomes()
+
+
 def test_strictly_better_work_displaces_for_a_slot() -> None:
     house = House()
     house.attach(spec(num_slots=2))
