@@ -215,6 +215,10 @@ class Backend(Protocol):
     @property
     def info(self) -> BackendInfo: ...
 
+    def set_num_threads(self, num_threads: int) -> None:
+        """From the next call on; changes no result. Raises ValueError below 1. For the thread that computes."""
+        ...
+
     # KV cache
 
     def allocate_kv_cache(self, spec: KVCacheSpec) -> KVCache:

@@ -37,13 +37,18 @@ class ReferenceBackend:
     def __init__(self, num_threads: int | None = None) -> None:
         """Sets torch's thread count, the whole process's, when `num_threads` is given."""
         if num_threads is not None:
-            torch.set_num_threads(num_threads)
+            self.set_num_threads(num_threads)
         # Reasons against the claim of batch invariance, each once, in the order found.
         self._doubts: dict[str, None] = {}
 
     @property
     def info(self) -> BackendInfo:
         return BackendInfo("reference", _variant(), not self._doubts, "; ".join(self._doubts))
+
+    def set_num_threads(self, num_threads: int) -> None:
+        if num_threads < 1:
+            raise ValueError(f"num_threads {num_threads} must be at least 1")
+        torch.set_num_threads(num_threads)
 
     def allocate_kv_cache(self, spec: KVCacheSpec) -> KVCache:
         for group in _USUAL_GROUPS:
