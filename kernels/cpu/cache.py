@@ -5,6 +5,8 @@ Knows the layout that src/kv_layout.h defines and states it again in tensor view
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,8 +47,8 @@ def allocate(spec: KVCacheSpec) -> CpuCache:
     shape = (spec.num_layers, spec.num_blocks, spec.num_kv_heads, 2, _padded_positions(spec) * spec.head_dim)
     code = dtype_code(spec.dtype)
     try:
-        data = torch.zeros(shape, dtype=spec.dtype)
-    except RuntimeError as error:
+        data = _zero_pages(math.prod(shape), spec.dtype).view(shape)
+    except OSError as error:
         raise MemoryError(
             f"a KV cache of {spec.num_bytes} bytes ({spec.num_blocks} blocks of {spec.bytes_per_block} bytes) "
             "does not fit in memory; lower the number of blocks"
@@ -55,6 +57,12 @@ def allocate(spec: KVCacheSpec) -> CpuCache:
     shape_arguments = (spec.num_blocks, spec.block_size, spec.num_kv_heads, spec.head_dim, code)
     layers = tuple((data.data_ptr() + layer * stride, *shape_arguments) for layer in range(spec.num_layers))
     return CpuCache(spec, data, layers)
+
+
+def _zero_pages(num_elements: int, dtype: torch.dtype) -> Tensor:
+    """Zeros that cost nothing until touched: `torch.zeros` would write every page of a pool that may never be full."""
+    memory = mmap.mmap(-1, max(1, num_elements * dtype.itemsize), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype, count=num_elements)
 
 
 def copy_blocks(src: CpuCache, src_ids: Sequence[int], dst: CpuCache, dst_ids: Sequence[int]) -> None:
