@@ -1,4 +1,4 @@
-"""Generates the Python stubs of protos/ into a directory: `python tools/gen_protos.py [OUT]`; default is the repository.
+"""Generates the Python stubs of protos/ in their places under octavo/.
 
 With --check, generates into a temporary directory and fails when the committed stubs differ.
 """
