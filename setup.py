@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
@@ -72,6 +73,8 @@ class BuildKernels(build_ext):
             commands.append([*compiler, *_FLAGS, *flags, f"-DVARIANT={name}", *source])
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(_run, commands))
+        for name in VARIANTS:
+            _check_symbols(objects / f"{name}.o")
         # Without -fopenmp: the OpenMP runtime is the one torch brings, whatever its file is called.
         _run([*compiler, "-shared", *(command[-1] for command in commands), "-o", str(target)])
 
@@ -91,6 +94,17 @@ def _run(command: list[str]) -> None:
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         raise BuildFailure(f"{shlex.join(command)}\nexit status {done.returncode}\n{done.stdout}")
+
+
+def _check_symbols(variant: Path) -> None:
+    """A variant may define its table alone: of a weak symbol, such as a standard library template's, the linker keeps
+    one copy for all, perhaps the one with instructions that this processor lacks."""
+    if shutil.which("nm") is None:
+        return
+    listing = subprocess.run(["nm", "--defined-only", "--extern-only", str(variant)], capture_output=True, text=True)
+    symbols = [line.split()[-1] for line in listing.stdout.splitlines()]
+    if listing.returncode == 0 and len(symbols) != 1:
+        raise BuildFailure(f"{variant.name} defines {', '.join(symbols)}; only its table may be visible")
 
 
 setup(

@@ -31,6 +31,7 @@ from kernels.cpu import sampling
 from kernels.cpu.dtypes import DTYPE_CODES, dtype_code
 from kernels.cpu.extension import native, runnable_variants, variant_index
 from kernels.reference import linear as linears
+from kernels.reference import norms
 
 
 class CpuBackend:
@@ -201,6 +202,13 @@ class CpuBackend:
             self._context, gate_up.data_ptr(), out.data_ptr(), rows, width // 2, dtype_code(gate_up.dtype)
         )
         return out
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        # In torch, by operations that are the same for every row, batch and thread count.
+        return norms.gelu_mul(gate_up)
+
+    def soft_cap(self, x: Tensor, cap: float) -> Tensor:
+        return norms.soft_cap(x, cap)
 
     # Sampling
 

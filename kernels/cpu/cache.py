@@ -53,6 +53,7 @@ def allocate(spec: KVCacheSpec) -> CpuCache:
             f"a KV cache of {spec.num_bytes} bytes ({spec.num_blocks} blocks of {spec.bytes_per_block} bytes) "
             "does not fit in memory; lower the number of blocks"
         ) from error
+    native().advise_huge_pages(data.data_ptr(), data.numel() * data.element_size())
     stride = data.stride(0) * data.element_size()
     shape_arguments = (spec.num_blocks, spec.block_size, spec.num_kv_heads, spec.head_dim, code)
     layers = tuple((data.data_ptr() + layer * stride, *shape_arguments) for layer in range(spec.num_layers))

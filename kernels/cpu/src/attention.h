@@ -83,13 +83,28 @@ INLINE void fill_view(PartitionView<T>& view, const octavo::AttentionArgs& a, co
     }
 }
 
+// Asks for the memory of one tile: blocks lie anywhere, so the processor cannot guess the next one's place.
+template <class T>
+INLINE void prefetch_tile(const T* tile, int dim) {
+    auto bytes = reinterpret_cast<const char*>(tile);
+    for (size_t at = 0; at < kLanes * dim * sizeof(T); at += 64) __builtin_prefetch(bytes + at, 0, 2);
+}
+
 template <class Path, int ROWS>
 static void score_rows(const typename Path::Query* const* queries, const PartitionView<typename Path::Kv::T>& view,
                        int dim, float* const* to) {
     constexpr int kTiles = score_tiles(ROWS);
+    // Many rows use a tile long enough for the processor's own prefetching.
+    constexpr int kAhead = ROWS < kMaxTileRows ? 4 : 0;
+    for (int ahead = 0; ahead < kAhead && ahead < view.num_tiles; ahead++) prefetch_tile(view.tiles[ahead], dim);
     int t = 0;
-    for (; t + kTiles <= view.num_tiles; t += kTiles)
+    for (; t + kTiles <= view.num_tiles; t += kTiles) {
+        for (int now = t; kAhead && now < t + kTiles; now++) {
+            if (now + kAhead < view.num_tiles) prefetch_tile(view.tiles[now + kAhead], dim);
+            prefetch_tile(view.pairs[view.tile_positions[now] / 2], dim);
+        }
         Path::template scores<ROWS, kTiles>(queries, view.tiles + t, view.tile_positions + t, dim, to);
+    }
     for (; t < view.num_tiles; t++)
         Path::template scores<ROWS, 1>(queries, view.tiles + t, view.tile_positions + t, dim, to);
 }

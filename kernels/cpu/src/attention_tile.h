@@ -17,8 +17,8 @@ constexpr int score_tiles(int rows) { return rows == 1 ? 8 : 4; }
 constexpr int value_vectors(int) { return 4; }
 #elif defined(__AVX2__)
 constexpr int kMaxTileRows = 6;
-constexpr int score_tiles(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
-constexpr int value_vectors(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
+constexpr int score_tiles(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
+constexpr int value_vectors(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
 #else
 constexpr int kMaxTileRows = 2;
 constexpr int score_tiles(int) { return 1; }
@@ -34,31 +34,40 @@ struct PartitionView {
     const T* pairs[kPartition / 2];          // value pairs at positions 2j, 2j + 1
 };
 
+// Keeps the compiler from holding both halves of a pair in registers that the sums need: the second half is loaded anew.
+INLINE void forget_loads() { asm volatile("" ::: "memory"); }
+
+// sums[r][t] += dim 2i + PART of query r times that of the keys of tile t.
+template <class Kv, int PART, int ROWS, int TILES>
+INLINE void add_scores(F16 (&sums)[ROWS][TILES], const float* const (&queries)[ROWS],
+                       const typename Kv::T* const (&tiles)[TILES], int i) {
+#pragma GCC unroll 8
+    for (int t = 0; t < TILES; t++) {
+        F16 keys = Kv::template keys<PART>(tiles[t], i);
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++) sums[r][t] = fma(set1(queries[r][2 * i + PART]), keys, sums[r][t]);
+    }
+}
+
 // Scores of ROWS queries against TILES tiles: to[r][position of the tile + lane].
 template <class Kv, int ROWS, int TILES>
-static void score_block(const float* const* queries, const typename Kv::T* const* tiles, const int* positions, int dim,
-                        float* const* to) {
+static void score_block(const float* const* query_rows, const typename Kv::T* const* tile_list, const int* positions,
+                        int dim, float* const* to) {
     F16 sums[ROWS][TILES];
+    const float* queries[ROWS];
+    const typename Kv::T* tiles[TILES];
 #pragma GCC unroll 8
-    for (int r = 0; r < ROWS; r++)
+    for (int t = 0; t < TILES; t++) tiles[t] = tile_list[t];
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; r++) {
+        queries[r] = query_rows[r];
 #pragma GCC unroll 8
         for (int t = 0; t < TILES; t++) sums[r][t] = zero();
+    }
     for (int i = 0; i < dim / 2; i++) {
-        F16 even[TILES], odd[TILES];
-#pragma GCC unroll 8
-        for (int t = 0; t < TILES; t++) Kv::keys(tiles[t], i, even[t], odd[t]);
-#pragma GCC unroll 8
-        for (int r = 0; r < ROWS; r++) {
-            F16 q = set1(queries[r][2 * i]);
-#pragma GCC unroll 8
-            for (int t = 0; t < TILES; t++) sums[r][t] = fma(q, even[t], sums[r][t]);
-        }
-#pragma GCC unroll 8
-        for (int r = 0; r < ROWS; r++) {
-            F16 q = set1(queries[r][2 * i + 1]);
-#pragma GCC unroll 8
-            for (int t = 0; t < TILES; t++) sums[r][t] = fma(q, odd[t], sums[r][t]);
-        }
+        add_scores<Kv, 0>(sums, queries, tiles, i);
+        forget_loads();
+        add_scores<Kv, 1>(sums, queries, tiles, i);
     }
 #pragma GCC unroll 8
     for (int t = 0; t < TILES; t++)
@@ -66,43 +75,42 @@ static void score_block(const float* const* queries, const typename Kv::T* const
         for (int r = 0; r < ROWS; r++) store(to[r] + positions[t], sums[r][t]);
 }
 
-// sums[r][v] += weight r of one position times 16 * VECTORS dims of its value.
-template <int ROWS, int VECTORS>
-INLINE void accumulate(F16 (&sums)[ROWS][VECTORS], const float* const* weights, int position, const F16* value) {
+// sums[r][v] += weight r of position 2j + PART times 16 * VECTORS dims, from d, of its value.
+template <class Kv, int PART, int ROWS, int VECTORS>
+INLINE void add_values(F16 (&sums)[ROWS][VECTORS], const float* const (&weights)[ROWS], const typename Kv::T* pair,
+                       int j, int d, int dim) {
 #pragma GCC unroll 8
-    for (int r = 0; r < ROWS; r++) {
-        F16 w = set1(weights[r][position]);
+    for (int v = 0; v < VECTORS; v++) {
+        F16 values = Kv::template values<PART>(pair, d + v * kLanes, dim);
 #pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; v++) sums[r][v] = fma(w, value[v], sums[r][v]);
+        for (int r = 0; r < ROWS; r++) sums[r][v] = fma(set1(weights[r][2 * j + PART]), values, sums[r][v]);
     }
 }
 
-// to[r][d .. d + 16 * VECTORS) += sum over positions [begin, end) of weights[r][position] * value.
+// to[r][d .. d + 16 * VECTORS) += sum over positions [begin, end) of weights[r][position] * value; begin < end.
 template <class Kv, int ROWS, int VECTORS>
-static void value_block(const float* const* weights, const typename Kv::T* const* pairs, int begin, int end, int d,
+static void value_block(const float* const* weight_rows, const typename Kv::T* const* pairs, int begin, int end, int d,
                         int dim, float* const* to) {
-    F16 sums[ROWS][VECTORS], even[VECTORS], odd[VECTORS];
+    F16 sums[ROWS][VECTORS];
+    const float* weights[ROWS];
 #pragma GCC unroll 8
-    for (int r = 0; r < ROWS; r++)
+    for (int r = 0; r < ROWS; r++) {
+        weights[r] = weight_rows[r];
 #pragma GCC unroll 8
         for (int v = 0; v < VECTORS; v++) sums[r][v] = load(to[r] + d + v * kLanes);
-    int position = begin / 2 * 2;
-    if (begin % 2 && begin < end) {
-        for (int v = 0; v < VECTORS; v++) Kv::values(pairs[position / 2], d + v * kLanes, dim, even[v], odd[v]);
-        accumulate<ROWS, VECTORS>(sums, weights, position + 1, odd);
-        position += 2;
     }
-    for (; position + 1 < end; position += 2) {
-        const typename Kv::T* pair = pairs[position / 2];
-#pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; v++) Kv::values(pair, d + v * kLanes, dim, even[v], odd[v]);
-        accumulate<ROWS, VECTORS>(sums, weights, position, even);
-        accumulate<ROWS, VECTORS>(sums, weights, position + 1, odd);
+    int j = begin / 2;
+    if (begin % 2) {
+        add_values<Kv, 1>(sums, weights, pairs[j], j, d, dim);
+        j++;
     }
-    if (position < end) {
-        for (int v = 0; v < VECTORS; v++) Kv::values(pairs[position / 2], d + v * kLanes, dim, even[v], odd[v]);
-        accumulate<ROWS, VECTORS>(sums, weights, position, even);
+    for (; j < end / 2; j++) {
+        const typename Kv::T* pair = pairs[j];
+        add_values<Kv, 0>(sums, weights, pair, j, d, dim);
+        forget_loads();
+        add_values<Kv, 1>(sums, weights, pair, j, d, dim);
     }
+    if (end % 2 && j == end / 2) add_values<Kv, 0>(sums, weights, pairs[j], j, d, dim);
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 8

@@ -1,62 +1,90 @@
-// RMSNorm with and without residual, and SiLU times up. Rows are independent; threads split rows.
+// RMSNorm with and without residual, and SiLU times up, for any mix of types and fast for one. Rows are independent; threads split rows.
 #pragma once
 #include "vmath.h"
 
 // Elements below which a second thread costs more than it brings.
 constexpr int64_t kMinParallelElements = 32768;
 
-// Adds x into residual row r, rounding there, and returns the sum of squares of the rounded row (or of x alone).
-INLINE float accumulate_row(const octavo::NormArgs& a, int64_t offset) {
-    F16 sums[4] = {zero(), zero(), zero(), zero()};
+// The types of a norm's tensors: TYPE for all of them where it is one of DType, else each as its arguments say.
+template <int TYPE>
+struct NormTypes {
+    int x, residual, weight;
+    explicit NormTypes(const octavo::NormArgs& a)
+        : x(TYPE < 0 ? a.x_dtype : TYPE), residual(TYPE < 0 ? a.residual_dtype : TYPE),
+          weight(TYPE < 0 ? a.weight_dtype : TYPE) {}
+};
+
+// Calls visit(index, count) over a row, 16 elements at a time.
+template <class Visit>
+INLINE void each_run(int64_t length, const Visit& visit) {
     int64_t j = 0;
-    auto value = [&](int64_t at, int64_t count) {
-        F16 x = load_some(a.x, offset + at, a.x_dtype, count);
-        if (!a.residual) return x;
-        F16 sum = add(load_some(a.residual, offset + at, a.residual_dtype, count), x);
-        store_some(a.residual, offset + at, a.residual_dtype, sum, count);
-        return load_some(a.residual, offset + at, a.residual_dtype, count);
-    };
-    for (; j + 4 * kLanes <= a.hidden; j += 4 * kLanes)
-        for (int k = 0; k < 4; k++) {
-            F16 x = value(j + k * kLanes, kLanes);
-            sums[k] = fma(x, x, sums[k]);
+    for (; j + kLanes <= length; j += kLanes) visit(j, kLanes);
+    if (j < length) visit(j, length - j);
+}
+
+// Adds x into the residual row, rounding there, and returns the sum of squares of the rounded row (or of x alone).
+template <int TYPE>
+INLINE float accumulate_row(const octavo::NormArgs& a, int64_t offset) {
+    const NormTypes<TYPE> types(a);
+    F16 sums[2] = {zero(), zero()};
+    each_run(a.hidden, [&](int64_t j, int64_t count) INLINE_BODY {
+        F16 x = load_some(a.x, offset + j, types.x, count);
+        if (a.residual) {
+            F16 sum = add(load_some(a.residual, offset + j, types.residual, count), x);
+            x = rounded_to(sum, types.residual);
+            store_some(a.residual, offset + j, types.residual, sum, count);
         }
-    for (; j < a.hidden; j += kLanes) {
-        F16 x = value(j, a.hidden - j);
         sums[0] = fma(x, x, sums[0]);
+        F16 swapped = sums[0];
+        sums[0] = sums[1], sums[1] = swapped;
+    });
+    return reduce_add(add(sums[0], sums[1]));
+}
+
+template <int TYPE>
+static void norm_rows(const octavo::NormArgs& a, int64_t begin, int64_t end) {
+    const NormTypes<TYPE> types(a);
+    const void* source = a.residual ? a.residual : a.x;
+    const int source_type = a.residual ? types.residual : types.x;
+    for (int64_t r = begin; r < end; r++) {
+        int64_t offset = r * a.hidden;
+        float mean = accumulate_row<TYPE>(a, offset) / static_cast<float>(a.hidden);
+        F16 rms = set1(__builtin_sqrtf(mean + a.eps));
+        each_run(a.hidden, [&](int64_t j, int64_t count) INLINE_BODY {
+            F16 x = load_some(source, offset + j, source_type, count);
+            F16 y = mul(div(x, rms), load_some(a.weight, j, types.weight, count));
+            store_some(a.out, offset + j, types.x, y, count);
+        });
     }
-    return reduce_add(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
 }
 
 static void norm(const octavo::NormArgs& a, int threads) {
     if (a.rows * a.hidden < kMinParallelElements) threads = 1;
-    const void* source = a.residual ? a.residual : a.x;
-    int source_dtype = a.residual ? a.residual_dtype : a.x_dtype;
+    bool same = a.x_dtype == a.weight_dtype && (!a.residual || a.residual_dtype == a.x_dtype);
+    int type = same ? a.x_dtype : -1;
     parallel_ranges(a.rows, threads, [&](int64_t begin, int64_t end) {
-        for (int64_t r = begin; r < end; r++) {
-            int64_t offset = r * a.hidden;
-            float mean = accumulate_row(a, offset) / static_cast<float>(a.hidden);
-            F16 rms = set1(__builtin_sqrtf(mean + a.eps));
-            for (int64_t j = 0; j < a.hidden; j += kLanes) {
-                int64_t count = a.hidden - j;
-                F16 x = load_some(source, offset + j, source_dtype, count);
-                F16 y = mul(div(x, rms), load_some(a.weight, j, a.weight_dtype, count));
-                store_some(a.out, offset + j, a.x_dtype, y, count);
-            }
-        }
+        if (type == octavo::kBf16) return norm_rows<octavo::kBf16>(a, begin, end);
+        if (type == octavo::kF32) return norm_rows<octavo::kF32>(a, begin, end);
+        norm_rows<-1>(a, begin, end);
     });
+}
+
+template <int TYPE>
+static void silu_rows(const octavo::SiluArgs& a, int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; r++)
+        each_run(a.width, [&](int64_t j, int64_t count) INLINE_BODY {
+            F16 gate = load_some(a.gate_up, 2 * r * a.width + j, TYPE, count);
+            F16 up = load_some(a.gate_up, (2 * r + 1) * a.width + j, TYPE, count);
+            F16 denominator = add(set1(1.0f), exp2(mul(gate, set1(-kLog2E))));
+            store_some(a.out, r * a.width + j, TYPE, mul(div(gate, denominator), up), count);
+        });
 }
 
 static void silu_mul(const octavo::SiluArgs& a, int threads) {
     if (a.rows * a.width < kMinParallelElements / 2) threads = 1;
     parallel_ranges(a.rows, threads, [&](int64_t begin, int64_t end) {
-        for (int64_t r = begin; r < end; r++)
-            for (int64_t j = 0; j < a.width; j += kLanes) {
-                int64_t count = a.width - j;
-                F16 gate = load_some(a.gate_up, 2 * r * a.width + j, a.dtype, count);
-                F16 up = load_some(a.gate_up, (2 * r + 1) * a.width + j, a.dtype, count);
-                F16 denominator = add(set1(1.0f), exp2(mul(gate, set1(-kLog2E))));
-                store_some(a.out, r * a.width + j, a.dtype, mul(div(gate, denominator), up), count);
-            }
+        if (a.dtype == octavo::kBf16) return silu_rows<octavo::kBf16>(a, begin, end);
+        if (a.dtype == octavo::kF16) return silu_rows<octavo::kF16>(a, begin, end);
+        silu_rows<octavo::kF32>(a, begin, end);
     });
 }

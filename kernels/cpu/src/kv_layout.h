@@ -19,30 +19,43 @@ INLINE T* head_keys(const octavo::KvLayer& kv, int64_t block, int head) {
     return reinterpret_cast<T*>(kv.data) + (block * kv.num_kv_heads + head) * head_elements(kv);
 }
 
-// Views of K tiles and V pairs as fp32 lanes, one struct an element type. pair i of a K tile: dims 2i and 2i + 1 of 16
-// positions. A V pair: 16 dims at d of positions 2j and 2j + 1, `pair` pointing at the pair's first element.
+// Views of K tiles and V pairs as fp32 lanes, one struct an element type. PART 0 or 1 takes dim 2i + PART of a tile's
+// 16 positions, or 16 dims at d of position 2j + PART, `pair` pointing at the first element of positions 2j and 2j + 1.
 struct KvBf16 {
     using T = uint16_t;
-    INLINE void keys(const T* tile, int i, F16& even, F16& odd) { split(iload(tile + i * 32), even, odd); }
-    INLINE void values(const T* pair, int d, int, F16& even, F16& odd) { split(iload(pair + 2 * d), even, odd); }
-    INLINE void split(I16 words, F16& even, F16& odd) { even = low_bf16(words), odd = high_bf16(words); }
+    template <int PART>
+    INLINE F16 keys(const T* tile, int i) {
+        return half<PART>(iload(tile + i * 32));
+    }
+    template <int PART>
+    INLINE F16 values(const T* pair, int d, int) {
+        return half<PART>(iload(pair + 2 * d));
+    }
+    template <int PART>
+    INLINE F16 half(I16 words) {
+        return PART ? high_bf16(words) : low_bf16(words);
+    }
 };
 struct KvF16 {
     using T = uint16_t;
-    INLINE void keys(const T* tile, int i, F16& even, F16& odd) {
-        even = load_half(tile + i * 32), odd = load_half(tile + i * 32 + 16);
+    template <int PART>
+    INLINE F16 keys(const T* tile, int i) {
+        return load_half(tile + i * 32 + PART * 16);
     }
-    INLINE void values(const T* pair, int d, int dim, F16& even, F16& odd) {
-        even = load_half(pair + d), odd = load_half(pair + dim + d);
+    template <int PART>
+    INLINE F16 values(const T* pair, int d, int dim) {
+        return load_half(pair + PART * dim + d);
     }
 };
 struct KvF32 {
     using T = float;
-    INLINE void keys(const T* tile, int i, F16& even, F16& odd) {
-        even = load(tile + i * 32), odd = load(tile + i * 32 + 16);
+    template <int PART>
+    INLINE F16 keys(const T* tile, int i) {
+        return load(tile + i * 32 + PART * 16);
     }
-    INLINE void values(const T* pair, int d, int dim, F16& even, F16& odd) {
-        even = load(pair + d), odd = load(pair + dim + d);
+    template <int PART>
+    INLINE F16 values(const T* pair, int d, int dim) {
+        return load(pair + PART * dim + d);
     }
 };
 

@@ -9,6 +9,11 @@
 #include <cstdlib>
 #include <cstring>
 
+#if defined(__unix__)
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
 #include "abi.h"
 
 namespace octavo {
@@ -221,6 +226,21 @@ PyObject* logprobs(PyObject*, PyObject* const* values, Py_ssize_t count) {
     return run_released(in, [&] { in.kernels().logprobs(a, l, in.threads); });
 }
 
+// (address, bytes): asks for huge pages, which a cache read at random places needs. Advice: a refusal changes nothing.
+PyObject* advise_huge_pages(PyObject*, PyObject* const* values, Py_ssize_t count) {
+    Args in(values, count, 2);
+    char* address = in;
+    size_t num_bytes = in.integer();
+    if (!in.ok()) return nullptr;
+#if defined(MADV_HUGEPAGE)
+    const uintptr_t page = sysconf(_SC_PAGESIZE);
+    uintptr_t begin = (reinterpret_cast<uintptr_t>(address) + page - 1) / page * page;
+    uintptr_t end = (reinterpret_cast<uintptr_t>(address) + num_bytes) / page * page;
+    if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+    Py_RETURN_NONE;
+}
+
 // Names of the variants in this build, best first, and which of them this processor runs.
 PyObject* variants(PyObject*, PyObject*) {
     PyObject* list = PyList_New(0);
@@ -235,6 +255,7 @@ PyObject* variants(PyObject*, PyObject*) {
 #define FAST(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, nullptr}
 PyMethodDef kMethods[] = {
     FAST(norm), FAST(silu_mul), FAST(rope_write_kv), FAST(attention), FAST(plan_slots), FAST(copy_blocks),
+    FAST(advise_huge_pages),
     FAST(sample), FAST(logprobs), {"variants", variants, METH_NOARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
 PyModuleDef kModule = {PyModuleDef_HEAD_INIT, "_native", "Octavo's CPU kernels.", -1, kMethods,
                        nullptr, nullptr, nullptr, nullptr};

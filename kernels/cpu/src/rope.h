@@ -14,14 +14,12 @@ INLINE void norm_head(float* x, int dim, const void* weight, float eps, int dtyp
         sum = fma(v, v, sum);
     }
     F16 rms = set1(__builtin_sqrtf(reduce_add(sum) / static_cast<float>(dim) + eps));
-    alignas(64) char rounded[64];
-    for (int d = 0; d < dim; d += kLanes) {
-        store_as(rounded, 0, dtype, mul(div(load(x + d), rms), load_as(weight, d, dtype)));
-        store(x + d, load_as(rounded, 0, dtype));
-    }
+    for (int d = 0; d < dim; d += kLanes)
+        store(x + d, rounded_to(mul(div(load(x + d), rms), load_as(weight, d, dtype)), dtype));
 }
 
-// Rotates the pairs (i, half + i), i < half, of x.
+// Rotates the pairs (i, half + i), i < half, of x. Products are rounded before they are added, as in the reference, so
+// that both round a key to the same 16 bits.
 INLINE void rotate_head(float* x, int half, const float* cos, const float* sin) {
     alignas(64) float high[kMaxHeadDim / 2 + kLanes];
     __builtin_memcpy(high, x + half, half * sizeof(float));
@@ -29,8 +27,8 @@ INLINE void rotate_head(float* x, int half, const float* cos, const float* sin) 
         int count = half - i;
         F16 c = load_some(cos, i, octavo::kF32, count), s = load_some(sin, i, octavo::kF32, count);
         F16 a = load_some(x, i, octavo::kF32, count), b = load_some(high, i, octavo::kF32, count);
-        store_some(x, i, octavo::kF32, fma(a, c, sub(zero(), mul(b, s))), count);
-        store_some(x, half + i, octavo::kF32, fma(b, c, mul(a, s)), count);
+        store_some(x, i, octavo::kF32, sub(mul(a, c), mul(b, s)), count);
+        store_some(x, half + i, octavo::kF32, add(mul(b, c), mul(a, s)), count);
     }
 }
 

@@ -34,23 +34,20 @@ INLINE bool is_adjusted(const octavo::SampleArgs& a, int64_t r) {
 }
 
 // Gumbel-max over the whole row, min-p applied: id of the highest logit / T + Gumbel. Logits are taken relative to the
-// likeliest, which keeps small differences at small temperatures. A vector is drawn only where it could win.
+// likeliest, which keeps small differences at small temperatures.
 INLINE int32_t draw_from_row(const LogitRow& row, const UniformKey& key, float temperature, float min_p, Best top) {
-    F16 divisor = set1(temperature), highest = set1(top.value);
-    float bar = reduce_max(key.gumbels(iset1(top.id)));
+    F16 divisor = set1(temperature), highest = set1(top.value), rate = set1(kLog2E / temperature);
+    F16 bar = gumbels(key.uniforms(iset1(top.id)));
     BestLanes lanes;
-    each_vector(row, [&](int32_t id, F16 x) {
+    each_vector(row, [&](int32_t id, F16 x) INLINE_BODY {
         F16 scaled = div(sub(x, highest), divisor);
-        if (!any(at_least(add(scaled, set1(kMaxGumbel)), set1(bar)))) return;
         I16 ids = iadd(iset1(id), lane_numbers());
-        F16 value = add(scaled, key.gumbels(ids));
-        if (min_p > 0) {
-            M16 kept = at_least(exp(scaled), set1(min_p));
-            value = select(kept, value, set1(-__builtin_inff()));
-        }
-        lanes.update(value, ids);
-        float best = reduce_max(lanes.values);
-        bar = best > bar ? best : bar;
+        F16 uniforms = key.uniforms(ids);
+        if (!any(may_reach(uniforms, sub(bar, scaled)))) return;
+        F16 value = add(scaled, gumbels(uniforms));
+        M16 kept = at_least(relative_probability(x, highest, rate), set1(min_p));
+        lanes.update(select(kept, value, set1(-__builtin_inff())), ids);
+        bar = max(bar, set1(reduce_max(lanes.values)));
     });
     return lanes.reduce().id;
 }
@@ -100,7 +97,7 @@ static Candidate* sort_candidates(Candidate* items, Candidate* other, int32_t co
 
 INLINE int32_t gather_candidates(const LogitRow& row, float border, Candidate* to) {
     int32_t count = 0;
-    each_vector(row, [&](int32_t id, F16 x) {
+    each_vector(row, [&](int32_t id, F16 x) INLINE_BODY {
         uint32_t chosen = mask_bits(at_least(x, set1(border)));
         if (!chosen) return;
         float lanes[kLanes];
@@ -115,10 +112,11 @@ INLINE int32_t gather_candidates(const LogitRow& row, float border, Candidate* t
 
 // Probabilities, relative to the likeliest's, of sorted candidates.
 INLINE void relative_probabilities(const Candidate* items, int32_t count, float top, float temperature, float* to) {
+    F16 highest = set1(top), rate = set1(kLog2E / temperature);
     for (int32_t i = 0; i < count; i += kLanes) {
         float logits[kLanes];
         for (int k = 0; k < kLanes; k++) logits[k] = i + k < count ? logit_of(items[i + k].order) : top;
-        store(to + i, exp(div(sub(load(logits), set1(top)), set1(temperature))));
+        store(to + i, relative_probability(load(logits), highest, rate));
     }
 }
 
@@ -126,7 +124,7 @@ INLINE void relative_probabilities(const Candidate* items, int32_t count, float 
 INLINE int32_t count_kept(const float* probabilities, int32_t count, bool is_all, int32_t top_k, float top_p,
                           double whole) {
     int32_t limit = top_k < count ? top_k : count;
-    if (limit < top_k && !is_all) return -1;
+    if (limit < top_k && top_k < INT32_MAX && !is_all) return -1;
     if (top_p >= 1) return limit;
     double total = whole, sum = 0;
     if (top_k < INT32_MAX) {
@@ -152,7 +150,7 @@ INLINE int32_t draw_from_candidates(const Candidate* items, const float* probabi
             const Candidate& item = items[i + k < count ? i + k : i];
             ids[k] = item.id, logits[k] = logit_of(item.order);
         }
-        store(values, add(div(sub(load(logits), set1(top)), set1(temperature)), key.gumbels(iload(ids))));
+        store(values, add(div(sub(load(logits), set1(top)), set1(temperature)), gumbels(key.uniforms(iload(ids)))));
         for (int k = 0; k < kLanes && i + k < count; k++) {
             if (i + k > 0 && probabilities[i + k] < min_p) continue;
             if (values[k] > best.value || (values[k] == best.value && ids[k] < best.id)) best = {values[k], ids[k]};
@@ -166,7 +164,7 @@ INLINE int32_t draw_filtered(const octavo::SampleArgs& a, int64_t r, const Logit
                              Best top) {
     const float temperature = a.temperatures[r], top_p = a.top_ps[r];
     const int32_t top_k = a.top_ks[r] > 0 && a.top_ks[r] < row.vocab ? a.top_ks[r] : INT32_MAX;
-    double whole = top_p < 1 && top_k == INT32_MAX ? sum_of_exponentials(row, top.value, temperature) : 0;
+    double whole = top_p < 1 && top_k == INT32_MAX ? sum_of_probabilities(row, top.value, temperature) : 0;
     size_t padded = row.vocab + kLanes;
     auto items = static_cast<Candidate*>(
         octavo::thread_scratch(octavo::kSortScratch, padded * (2 * sizeof(Candidate) + sizeof(float))));
@@ -191,18 +189,20 @@ INLINE LogitRow raw_row(const octavo::SampleArgs& a, int64_t r) {
 static void sample_row(const octavo::SampleArgs& a, int64_t r) {
     LogitRow row = raw_row(a, r);
     a.token_ids[r] = 0;
-    a.finite[r] = all_finite(row);
-    if (!a.finite[r]) return;
+    RowScan scanned = scan(row);
+    a.finite[r] = scanned.finite;
+    if (!scanned.finite) return;
     if (is_adjusted(a, r)) {
         auto copy = static_cast<float*>(
             octavo::thread_scratch(octavo::kRowScratch, (a.vocab + kLanes) * sizeof(float)));
         auto counts = static_cast<int32_t*>(
             octavo::thread_scratch(octavo::kCountScratch, (a.vocab + kLanes) * sizeof(int32_t)));
-        each_vector(row, [&](int32_t id, F16 x) { store(copy + id, x); });
+        each_vector(row, [&](int32_t id, F16 x) INLINE_BODY { store(copy + id, x); });
         adjust_logits(a, r, copy, counts);
         row = {copy, octavo::kF32, a.vocab};
+        scanned = scan(row);
     }
-    Best top = likeliest(row);
+    Best top = scanned.top;
     a.token_ids[r] = top.id;
     if (a.temperatures[r] <= 0 || top.value == -__builtin_inff()) return;
     UniformKey key(static_cast<uint64_t>(a.seeds[r]), static_cast<uint64_t>(a.positions[r]));
@@ -218,8 +218,8 @@ static void sample(const octavo::SampleArgs& a, int threads) {
 static void logprobs_row(const octavo::SampleArgs& a, const octavo::LogprobArgs& l, int64_t i) {
     int64_t r = l.rows ? l.rows[i] : i;
     LogitRow row = raw_row(a, r);
-    float top = likeliest(row).value;
-    float log_sum = log(static_cast<float>(sum_of_exponentials(row, top, 1.0f)));
+    float top = scan(row).top.value;
+    float log_sum = log(static_cast<float>(sum_of_probabilities(row, top, 1.0f)));
     auto logprob = [&](float logit) { return logit - top - log_sum; };
     int64_t token = l.rows ? l.token_ids[r] : l.token_ids[i];
     l.token_logprobs[i] = logprob(row.scalar(static_cast<int32_t>(token)));

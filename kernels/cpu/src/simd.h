@@ -6,6 +6,8 @@
 #include "abi.h"
 
 #define INLINE static inline __attribute__((always_inline))
+// After a lambda's parameters.
+#define INLINE_BODY __attribute__((always_inline))
 #define INLINE_MEMBER inline __attribute__((always_inline))
 
 #if defined(__AVX512F__)
@@ -53,6 +55,15 @@ INLINE void store_as(void* p, int64_t index, int dtype, F16 x) {
         istore_u16(halves, to_bf16(x));
     else
         store_half(halves, x);
+}
+
+// x rounded to a type and widened again.
+INLINE F16 rounded_to(F16 x, int dtype) {
+    if (dtype == octavo::kF32) return x;
+    if (dtype == octavo::kBf16) return low_bf16(to_bf16(x));
+    uint16_t halves[kLanes];
+    store_half(halves, x);
+    return load_half(halves);
 }
 
 // Elements [index, index + count), count <= 16; the other lanes are zero.

@@ -1,4 +1,4 @@
-// exp, log and tanh of sixteen lanes, from polynomials fitted here (Remez, relative error) so that their bits depend
+// 2^x, ln and tanh of sixteen lanes, from polynomials fitted here (Remez, relative error) so that their bits depend
 // on no library. NaN in, NaN out.
 #pragma once
 #include "simd.h"
@@ -21,16 +21,6 @@ INLINE F16 exp2(F16 x) {
     y = fma(y, f, set1(1.0f));
     F16 scaled = from_bits(iadd(bits(y), shl<23>(n)));
     return select(less(x, set1(-126.0f)), zero(), scaled);
-}
-
-INLINE F16 exp(F16 x) {
-    // x = n ln 2 + r with ln 2 in two parts keeps the error of a large x small.
-    F16 n = to_float(round_to_int(max(set1(-127.0f), min(set1(127.0f), mul(x, set1(kLog2E))))));
-    F16 r = fma(n, set1(-0.693359375f), x);
-    r = fma(n, set1(2.12194440e-4f), r);
-    F16 scale = from_bits(shl<23>(iadd(round_to_int(n), iset1(127))));
-    F16 y = mul(exp2(mul(r, set1(kLog2E))), scale);
-    return select(less(x, set1(-87.0f)), zero(), y);
 }
 
 // ln x for normal positive x: 2 atanh((m - 1) / (m + 1)) + e ln 2 with m in [sqrt(1/2), sqrt(2)).

@@ -1,4 +1,4 @@
-// Passes over one row of logits: finite check, maximum, sum of exponentials, best alternatives, uniform numbers.
+// Passes over one row of logits: maximum and finite check, sum of probabilities, best alternatives, uniform numbers.
 #pragma once
 #include "vmath.h"
 
@@ -8,13 +8,6 @@ struct LogitRow {
     int dtype;
     int32_t vocab;
 
-    INLINE_MEMBER F16 at(int32_t id) const { return add(load_as(data, id, dtype), zero()); }
-    // The last lanes past the vocabulary read as -inf.
-    INLINE_MEMBER F16 tail(int32_t id) const {
-        F16 x = add(load_some(data, id, dtype, vocab - id), zero());
-        M16 inside = less(to_float(lane_numbers()), set1(static_cast<float>(vocab - id)));
-        return select(inside, x, set1(-__builtin_inff()));
-    }
     INLINE_MEMBER float scalar(int32_t id) const {
         float lanes[kLanes];
         store(lanes, add(load_some(data, id, dtype, 1), zero()));
@@ -22,12 +15,22 @@ struct LogitRow {
     }
 };
 
-// Calls visit(first id, 16 logits) along the row.
+template <int TYPE, class Visit>
+INLINE void each_vector_of(const LogitRow& row, const Visit& visit) {
+    int32_t id = 0;
+    for (; id + kLanes <= row.vocab; id += kLanes) visit(id, add(load_as(row.data, id, TYPE), zero()));
+    if (id == row.vocab) return;
+    F16 x = add(load_some(row.data, id, TYPE, row.vocab - id), zero());
+    M16 inside = less(to_float(lane_numbers()), set1(static_cast<float>(row.vocab - id)));
+    visit(id, select(inside, x, set1(-__builtin_inff())));
+}
+
+// Calls visit(first id, 16 logits) along the row; lanes past the vocabulary are -inf.
 template <class Visit>
 INLINE void each_vector(const LogitRow& row, const Visit& visit) {
-    int32_t id = 0;
-    for (; id + kLanes <= row.vocab; id += kLanes) visit(id, row.at(id));
-    if (id < row.vocab) visit(id, row.tail(id));
+    if (row.dtype == octavo::kBf16) return each_vector_of<octavo::kBf16>(row, visit);
+    if (row.dtype == octavo::kF16) return each_vector_of<octavo::kF16>(row, visit);
+    each_vector_of<octavo::kF32>(row, visit);
 }
 
 struct Best {
@@ -59,30 +62,39 @@ struct BestLanes {
     }
 };
 
-INLINE Best likeliest(const LogitRow& row) {
+// The likeliest id of a row, and whether every logit of it is finite.
+struct RowScan {
+    Best top;
+    bool finite;
+};
+
+INLINE RowScan scan(const LogitRow& row) {
+    // An exponent of all ones says infinity or NaN; -inf past the vocabulary is none of the row's.
+    const I16 exponent = iset1(0x7F800000);
+    const int32_t whole = row.vocab / kLanes * kLanes;
     BestLanes lanes;
-    each_vector(row, [&](int32_t id, F16 x) { lanes.update(x, iadd(iset1(id), lane_numbers())); });
-    return lanes.reduce();
-}
-
-// Whether the whole row is finite: an exponent of all ones says it is not.
-INLINE bool all_finite(const LogitRow& row) {
-    I16 exponent = iset1(0x7F800000);
     F16 worst = zero();
-    auto check = [&](F16 x) { worst = max(worst, from_bits(iand(bits(x), exponent))); };
-    int32_t id = 0;
-    for (; id + kLanes <= row.vocab; id += kLanes) check(row.at(id));
-    if (id < row.vocab) check(load_some(row.data, id, row.dtype, row.vocab - id));
-    return reduce_max(worst) < __builtin_inff();
+    each_vector(row, [&](int32_t id, F16 x) INLINE_BODY {
+        lanes.update(x, iadd(iset1(id), lane_numbers()));
+        if (id < whole) worst = max(worst, from_bits(iand(bits(x), exponent)));
+    });
+    if (whole < row.vocab) {
+        F16 rest = load_some(row.data, whole, row.dtype, row.vocab - whole);
+        worst = max(worst, from_bits(iand(bits(rest), exponent)));
+    }
+    return {lanes.reduce(), reduce_max(worst) < __builtin_inff()};
 }
 
-// Sum of exp((logit - top) / temperature): 16 lanes over 1,024 ids at a time, the runs in double.
-INLINE double sum_of_exponentials(const LogitRow& row, float top, float temperature) {
-    F16 lanes = zero(), highest = set1(top), divisor = set1(temperature);
+// exp((logit - top) / temperature) relative to the likeliest; `rate` is log2(e) / temperature.
+INLINE F16 relative_probability(F16 logits, F16 top, F16 rate) { return exp2(mul(sub(logits, top), rate)); }
+
+// Their sum over the row: 16 lanes over 1,024 ids at a time, the runs in double.
+INLINE double sum_of_probabilities(const LogitRow& row, float top, float temperature) {
+    F16 lanes = zero(), highest = set1(top), rate = set1(kLog2E / temperature);
     double sum = 0;
     int run = 0;
-    each_vector(row, [&](int32_t, F16 x) {
-        lanes = add(lanes, exp(div(sub(x, highest), divisor)));
+    each_vector(row, [&](int32_t, F16 x) INLINE_BODY {
+        lanes = add(lanes, relative_probability(x, highest, rate));
         if (++run == 64) sum += reduce_add(lanes), lanes = zero(), run = 0;
     });
     return sum + reduce_add(lanes);
@@ -91,7 +103,7 @@ INLINE double sum_of_exponentials(const LogitRow& row, float top, float temperat
 // The `count` likeliest, in order, ties by lowest id.
 INLINE void top_alternatives(const LogitRow& row, int count, Best* to) {
     int held = 0;
-    each_vector(row, [&](int32_t id, F16 x) {
+    each_vector(row, [&](int32_t id, F16 x) INLINE_BODY {
         float border = held < count ? -__builtin_inff() : to[count - 1].value;
         if (held == count && !any(less(set1(border), x))) return;
         float lanes[kLanes];
@@ -127,11 +139,17 @@ struct UniformKey {
         I16 x = lowbias32(ixor(lowbias32(ixor(ids, iset1(low))), iset1(high)));
         return mul(add(to_float(shr<9>(x)), set1(0.5f)), set1(0x1p-23f));
     }
-    INLINE_MEMBER F16 gumbels(I16 ids) const {
-        F16 exponential = sub(zero(), log(uniforms(ids)));
-        return sub(zero(), log(exponential));
-    }
 };
 
-// No Gumbel number of a 24-bit uniform is larger: -log(-log(1 - 2^-24)) = 16.64.
-constexpr float kMaxGumbel = 16.7f;
+INLINE F16 gumbels(F16 uniforms) {
+    F16 exponential = sub(zero(), log(uniforms));
+    return sub(zero(), log(exponential));
+}
+
+// Which lanes may reach a Gumbel number of `short_by` and more, none being too few: from -ln u >= 1 - u follows
+// 1 - u < exp(-short_by), here bounded from above by a power of two. Spares the logarithms of nearly every id.
+INLINE M16 may_reach(F16 uniforms, F16 short_by) {
+    F16 exponent = max(set1(-126.0f), min(set1(126.0f), sub(set1(0.51f), mul(short_by, set1(kLog2E)))));
+    F16 bound = from_bits(shl<23>(iadd(round_to_int(exponent), iset1(127))));
+    return less(sub(set1(1.0f), uniforms), bound);
+}

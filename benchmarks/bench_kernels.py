@@ -1,0 +1,209 @@
+"""Times the kernels of every backend on the shapes of a small model's step and says what rates they reach.
+
+Shapes are SmolLM2-135M's: 9 query and 3 KV heads of 64, hidden 576, MLP 1,536, vocabulary 49,152, bf16. Each figure is
+the best of several timed runs: the machine's noise only adds. `--json FILE` writes them for comparison over time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from kernels.api import AttentionSpec, Backend, KVCacheSpec, RaggedBatch, RopeTable, SamplingBatch, open_backend
+
+HEADS, KV_HEADS, HEAD_DIM, HIDDEN, MLP, VOCABULARY, BLOCK = 9, 3, 64, 576, 1536, 49152, 16
+LAYERS = 4
+ATTENTION = AttentionSpec(HEADS, HEAD_DIM**-0.5)
+DTYPE = torch.bfloat16
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call to time, and what it must move and compute."""
+
+    name: str
+    call: Callable[[], object]
+    num_bytes: float
+    num_flops: float
+
+
+@dataclass(frozen=True)
+class Figure:
+    backend: str
+    variant: str
+    case: str
+    microseconds: float
+    gigabytes_per_second: float
+    gigaflops_per_second: float
+
+
+def int32(values: object) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def ragged(num_rows: int, num_queries: int, context: int) -> RaggedBatch:
+    blocks_per_row = -(-context // BLOCK)
+    order = torch.randperm(num_rows * blocks_per_row, generator=torch.Generator().manual_seed(0))
+    return RaggedBatch(
+        query_starts=int32(range(0, num_rows * num_queries + 1, num_queries)),
+        context_lens=int32([context] * num_rows),
+        block_tables=order.to(torch.int32).view(num_rows, blocks_per_row),
+        positions=int32(list(range(context - num_queries, context)) * num_rows),
+        num_rows=num_rows,
+        num_tokens=num_rows * num_queries,
+        max_query_len=num_queries,
+        max_context_len=context,
+    )
+
+
+def attention_cases(backend: Backend, num_rows: int, num_queries: int, context: int) -> Iterator[Case]:
+    batch = ragged(num_rows, num_queries, context)
+    cache = backend.allocate_kv_cache(KVCacheSpec(LAYERS, batch.block_tables.numel(), BLOCK, KV_HEADS, HEAD_DIM, DTYPE))
+    blocks = torch.randn(2, batch.block_tables.numel(), KV_HEADS, BLOCK, HEAD_DIM).to(DTYPE)
+    for layer in range(LAYERS):
+        backend.import_blocks(cache, layer, range(batch.block_tables.numel()), blocks)
+    plan = backend.plan_attention(batch, cache)
+    qkv = torch.randn(batch.num_tokens, (HEADS + 2 * KV_HEADS) * HEAD_DIM).to(DTYPE)
+    angles = torch.outer(torch.arange(context), 10000.0 ** -(torch.arange(HEAD_DIM // 2) / (HEAD_DIM // 2)))
+    rope = RopeTable(angles.cos(), angles.sin())
+    turn = iter(range(1 << 60))
+    seen = num_rows * sum(range(context - num_queries + 1, context + 1))
+    shape = f"{num_rows}x{num_queries} tokens of {context}"
+    yield Case(
+        f"attention {shape}",
+        lambda: backend.attention(qkv, cache, next(turn) % LAYERS, plan, ATTENTION),
+        num_rows * context * KV_HEADS * HEAD_DIM * 2 * DTYPE.itemsize,
+        seen * HEADS * HEAD_DIM * 4,
+    )
+    yield Case(
+        f"rope_write_kv {shape}",
+        lambda: backend.rope_write_kv(qkv, cache, next(turn) % LAYERS, plan, rope, None),
+        qkv.numel() * qkv.element_size() * 2,
+        0,
+    )
+
+
+def dense_cases(backend: Backend, num_rows: int) -> Iterator[Case]:
+    x, residual = torch.randn(2, num_rows, HIDDEN).to(DTYPE)
+    weight = torch.ones(HIDDEN, dtype=DTYPE)
+    gate_up = torch.randn(num_rows, 2 * MLP).to(DTYPE)
+    size = x.numel() * x.element_size()
+    yield Case(f"rms_norm {num_rows}x{HIDDEN}", lambda: backend.rms_norm(x, weight, 1e-5), 2 * size, 0)
+    yield Case(
+        f"add_rms_norm {num_rows}x{HIDDEN}", lambda: backend.add_rms_norm(x, residual, weight, 1e-5), 4 * size, 0
+    )
+    yield Case(f"silu_mul {num_rows}x{MLP}", lambda: backend.silu_mul(gate_up), gate_up.numel() * 3, 0)
+
+
+def sampling_batch(num_rows: int, temperature: float, top_p: float, num_top: int) -> SamplingBatch:
+    def full(value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.full((num_rows,), value, dtype=dtype)
+
+    starts, none = torch.zeros(num_rows + 1, dtype=torch.int32), torch.empty(0, dtype=torch.int32)
+    return SamplingBatch(
+        temperatures=full(temperature),
+        top_ks=full(0, torch.int32),
+        top_ps=full(top_p),
+        min_ps=full(0),
+        seeds=torch.arange(num_rows),
+        positions=torch.arange(num_rows),
+        repetition_penalties=full(1),
+        frequency_penalties=full(0),
+        presence_penalties=full(0),
+        history_starts=starts,
+        history_ids=none,
+        history_prompt_lens=full(0, torch.int32),
+        bias_starts=starts,
+        bias_ids=none,
+        bias_values=torch.empty(0),
+        forbidden_starts=starts,
+        forbidden_ids=none,
+        logprob_rows=torch.arange(num_rows if num_top else 0, dtype=torch.int32),
+        num_top=num_top,
+        vocab_size=VOCABULARY,
+    )
+
+
+def sampling_cases(backend: Backend, num_rows: int) -> Iterator[Case]:
+    logits = (torch.randn(num_rows, VOCABULARY) * 3).to(DTYPE)
+    size = logits.numel() * logits.element_size()
+    for name, batch in {
+        "greedy": sampling_batch(num_rows, 0, 1, 0),
+        "temperature 1": sampling_batch(num_rows, 1, 1, 0),
+        "top-p 0.9": sampling_batch(num_rows, 1, 0.9, 0),
+        "greedy, 5 logprobs": sampling_batch(num_rows, 0, 1, 5),
+    }.items():
+        yield Case(f"sample {name} {num_rows}x{VOCABULARY}", partial(backend.sample, logits, batch), size, 0)
+
+
+def all_cases(backend: Backend) -> Iterator[Case]:
+    for context in (200, 1000):
+        for num_rows in (1, 8, 32, 64):
+            yield from attention_cases(backend, num_rows, 1, context)
+    yield from attention_cases(backend, 1, 1024, 1024)
+    for num_rows in (1, 32):
+        yield from dense_cases(backend, num_rows)
+        yield from sampling_cases(backend, num_rows)
+
+
+def best_seconds(call: Callable[[], object], budget_seconds: float) -> float:
+    """The shortest run, of at least five, within a budget."""
+    call()
+    best, spent, runs = float("inf"), 0.0, 0
+    while runs < 5 or (spent < budget_seconds and runs < 10_000):
+        start = time.perf_counter()
+        call()
+        taken = time.perf_counter() - start
+        best, spent, runs = min(best, taken), spent + taken, runs + 1
+    return best
+
+
+def measure(backend: Backend, only: str, budget_seconds: float) -> Iterator[Figure]:
+    for case in all_cases(backend):
+        if only not in case.name:
+            continue
+        seconds = best_seconds(case.call, budget_seconds)
+        yield Figure(
+            backend.info.name,
+            backend.info.variant,
+            case.name,
+            round(seconds * 1e6, 2),
+            round(case.num_bytes / seconds / 1e9, 2),
+            round(case.num_flops / seconds / 1e9, 2),
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--backends", default="cpu,reference")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--only", default="", help="run only the cases whose name holds this")
+    parser.add_argument("--seconds", type=float, default=0.2, help="time spent on one case")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    options = parser.parse_args()
+    figures: list[Figure] = []
+    for name in options.backends.split(","):
+        for figure in measure(open_backend(name, options.threads), options.only, options.seconds):
+            figures.append(figure)
+            print(
+                f"{figure.backend:9} {figure.case:40} {figure.microseconds:12.2f} us"
+                f" {figure.gigabytes_per_second:8.2f} GB/s {figure.gigaflops_per_second:8.2f} GFLOP/s"
+            )
+            sys.stdout.flush()
+    if options.json:
+        about = {"machine": platform.processor() or platform.machine(), "threads": options.threads}
+        about |= {"torch": torch.__version__}
+        options.json.write_text(json.dumps({**about, "figures": [asdict(figure) for figure in figures]}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
