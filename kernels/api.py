@@ -292,6 +292,14 @@ class Backend(Protocol):
         """silu(gate) * up for gate_up [num_tokens, 2 * width], gate first; fp32 inside; [num_tokens, width]."""
         ...
 
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        """gelu(gate) * up as silu_mul, with the tanh form of GELU: x / 2 * (1 + tanh(√(2/π) (x + 0.044715 x³)))."""
+        ...
+
+    def soft_cap(self, x: Tensor, cap: float) -> Tensor:
+        """cap * tanh(x / cap) of [rows, columns], any float dtype, in fp32 and not rounded from it."""
+        ...
+
     # Sampling
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Samples:

@@ -102,6 +102,12 @@ class ReferenceBackend:
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return norms.silu_mul(gate_up)
 
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        return norms.gelu_mul(gate_up)
+
+    def soft_cap(self, x: Tensor, cap: float) -> Tensor:
+        return norms.soft_cap(x, cap)
+
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Samples:
         return sampling.sample(logits, batch)
 
