@@ -14,6 +14,10 @@ from dataclasses import dataclass, replace
 _LOG = logging.getLogger(__name__)
 
 
+class Abandoned(Exception):
+    """Raised in a phase, or by a report, to give the start up on purpose: nothing has failed."""
+
+
 @dataclass(frozen=True)
 class Phase:
     """One phase as it stands: `seconds` so far, in all once it `ended`; `done` of `total` units, if counted."""
@@ -67,6 +71,9 @@ class Phases:
 
         try:
             yield advance
+        except Abandoned:
+            _LOG.info("start: %s given up after %.2f s", name, self._clock() - begun)
+            raise
         except BaseException:
             _LOG.error("start: %s failed after %.2f s", name, self._clock() - begun)
             raise

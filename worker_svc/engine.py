@@ -16,6 +16,7 @@ from worker_svc.messages import step_result, token_batches
 from worker_svc.outcome import StepOutcome
 from worker_svc.rows import PlanError
 from worker_svc.runner import Runner
+from worker_svc.threads import StepThreads
 from worker_svc.token_outlet import TokenOutlet
 
 _LOG = logging.getLogger(__name__)
@@ -24,10 +25,11 @@ _LOG = logging.getLogger(__name__)
 class Engine:
     """Owns the runner and the outlet. Every method runs in the step thread."""
 
-    def __init__(self, runner: Runner, outlet: TokenOutlet, inbox: Inbox) -> None:
+    def __init__(self, runner: Runner, outlet: TokenOutlet, inbox: Inbox, threads: StepThreads | None = None) -> None:
         self._runner = runner
         self._outlet = outlet
         self._inbox = inbox
+        self._threads = threads
         self._attachment: Attachment | None = None
 
     def run(self, is_draining: Callable[[], bool]) -> None:
@@ -74,6 +76,8 @@ class Engine:
                 _LOG.warning("a message of kind %s from the scheduler is ignored", unknown)
 
     def _step(self, attachment: Attachment, plan: worker_pb2.StepPlan) -> None:
+        if self._threads is not None:
+            self._threads.before_step()
         begun_ns = time.perf_counter_ns()
         try:
             self._check(attachment, plan)
@@ -84,8 +88,11 @@ class Engine:
             self._forget()
             return
         undelivered = self._publish(outcome)
-        result = step_result(outcome, attachment.incarnation, undelivered, time.perf_counter_ns() - begun_ns)
+        duration_ns = time.perf_counter_ns() - begun_ns
+        result = step_result(outcome, attachment.incarnation, undelivered, duration_ns)
         attachment.say(scheduler_pb2.AttachRequest(result=result))
+        if self._threads is not None:
+            self._threads.after_step(duration_ns / 1e9)
 
     def _check(self, attachment: Attachment, plan: worker_pb2.StepPlan) -> None:
         """What the runner cannot know: whom the plan is for, and which routers there are."""

@@ -6,7 +6,6 @@ memory; must not know whom the worker serves.
 
 from __future__ import annotations
 
-import gc
 import importlib.metadata
 import json
 import logging
@@ -34,6 +33,7 @@ from worker_svc.model.decoder import Decoder, build_decoder
 from worker_svc.model.names import expected_shapes
 from worker_svc.rows import RowLimits
 from worker_svc.runner import Runner, RunnerLimits
+from worker_svc.threads import StepThreads, watched_threads
 from worker_svc.warm_up import PROBE_TEXT, warm_up
 from worker_svc.weights import Checkpoint, ExpectedTensor, WeightsError, load_weights, open_checkpoint
 
@@ -48,6 +48,8 @@ class LoadedWorker:
 
     runner: Runner
     hello: worker_pb2.Hello
+    # None: their number is fixed.
+    threads: StepThreads | None
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ def load(config: WorkerConfig, phases: Phases) -> LoadedWorker:
     with phases.phase("tokenizer"):
         vocabulary = _read_vocabulary(model)
     backend = _open_backend(config)
+    threads = watched_threads(config.num_threads, usable_cpus(), _setter(backend))
     num_tensors = len(expected_shapes(model.config))
     with phases.phase("weights", total=num_tensors) as advance:
         decoder, fingerprint = _load_decoder(model, backend, advance)
@@ -96,7 +99,8 @@ def load(config: WorkerConfig, phases: Phases) -> LoadedWorker:
     runner = Runner(decoder, backend, cache, limits)
     with phases.phase("warm-up"):
         _warm_up(runner, vocabulary)
-    return LoadedWorker(runner, _hello(config, limits, _model_info(config, model, vocabulary, backend, fingerprint)))
+    hello = _hello(config, limits, _model_info(config, model, vocabulary, backend, fingerprint))
+    return LoadedWorker(runner, hello, threads)
 
 
 def _open_backend(config: WorkerConfig) -> Backend:
@@ -104,6 +108,16 @@ def _open_backend(config: WorkerConfig) -> Backend:
         return open_backend(config.kernels, config.num_threads or usable_cpus())
     except RuntimeError as error:
         raise StartError(f"--kernels {config.kernels}: {error}") from error
+
+
+def _setter(backend: Backend) -> Callable[[int], None]:
+    """Sets the number of threads and has them begin at once, so that whoever watches threads can find them."""
+
+    def set_num_threads(num_threads: int) -> None:
+        backend.set_num_threads(num_threads)
+        torch.zeros(2**17)  # torch divides no less than 32,768 elements
+
+    return set_num_threads
 
 
 def _find_model(config: WorkerConfig) -> _Model:
@@ -198,7 +212,6 @@ def _fingerprint(model: _Model, checkpoint: Checkpoint) -> str:
 
 
 def _allocate_cache(config: WorkerConfig, model: _Model, backend: Backend) -> KVCache:
-    gc.collect()
     memory = size_memory(config, model.shape, model.dtype, collect_machine(), resident_bytes())
     _LOG.info("%s", memory_table(memory, model.shape, model.dtype, config.max_num_seqs))
     spec = KVCacheSpec(
@@ -221,9 +234,6 @@ def _warm_up(runner: Runner, vocabulary: _Vocabulary) -> None:
         _LOG.warning("tokenizer and weights may not belong together: on plain English, %s", probe)
     else:
         _LOG.info("probe on plain English: %s", probe)
-    # What was made so far lives as long as the process: keep the collector from walking it again.
-    gc.collect()
-    gc.freeze()
 
 
 def _model_info(

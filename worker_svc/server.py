@@ -6,6 +6,7 @@ can be told that it has begun.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import socket
@@ -13,16 +14,13 @@ import threading
 from queue import SimpleQueue
 
 from octavo.internal.v1 import scheduler_pb2, types_pb2
-from octavo.phases import Phase, Phases
+from octavo.phases import Abandoned, Phase, Phases
 from octavo.process import Shutdown
 from worker_svc.attach import Inbox, SchedulerLink, Stop
 from worker_svc.config import WorkerConfig
+from worker_svc.threads import limit_spinning
 
 _LOG = logging.getLogger(__name__)
-
-
-class _Drained(Exception):
-    """The process was asked to end while it was starting."""
 
 
 def main(config: WorkerConfig) -> int:
@@ -38,7 +36,7 @@ def main(config: WorkerConfig) -> int:
     link.start()
     try:
         _serve(config, name, link, inbox, shutdown)
-    except _Drained:
+    except Abandoned:
         _LOG.info("asked to end while starting")
     finally:
         link.close()
@@ -49,21 +47,26 @@ def main(config: WorkerConfig) -> int:
 def _serve(config: WorkerConfig, name: str, link: SchedulerLink, inbox: Inbox, shutdown: Shutdown) -> None:
     def report(phase: Phase) -> None:
         if shutdown.draining:
-            raise _Drained
+            raise Abandoned
         link.report(_starting(name, phase, phases.seconds))
 
     phases = Phases(report)
+    limit_spinning(os.environ)
+    # What the start makes lives as long as the process: the collector would walk it again and again, for nothing.
+    gc.disable()
     with phases.phase("import"):
         from worker_svc.engine import Engine
         from worker_svc.loading import load
         from worker_svc.token_outlet import TokenOutlet
     loaded = load(config, phases)
     loaded.hello.name = name
+    gc.freeze()
+    gc.enable()
     _LOG.info("ready after %.2f s", phases.seconds)
     link.ready(loaded.hello)
     outlet = TokenOutlet()
     try:
-        Engine(loaded.runner, outlet, inbox).run(lambda: shutdown.draining)
+        Engine(loaded.runner, outlet, inbox, loaded.threads).run(lambda: shutdown.draining)
     finally:
         outlet.close()
 
