@@ -289,8 +289,8 @@ def _named_special_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
 def _flag_special_tokens(backend: Backend, config: Mapping[str, Any], named: Mapping[str, str]) -> None:
     """Tokens that the configuration calls special are special, whatever tokenizer.json says, as in transformers.
 
-    Only tokens of the vocabulary: a name without an id would get one that the model has no row for. (BOS and EOS around a
-    text are the business of tokenizer.json's post-processor alone; `add_bos_token` beside it has no effect.)
+    Only tokens of the vocabulary: a name without an id would get one that the model has no row for. (BOS and EOS around
+    a text are the business of tokenizer.json's post-processor alone; `add_bos_token` beside it has no effect.)
     """
     extra = [item for key in ("additional_special_tokens", "extra_special_tokens") for item in config.get(key) or []]
     contents = [*named.values(), *(item for item in extra if isinstance(item, str))]
