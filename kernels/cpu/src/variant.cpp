@@ -8,8 +8,6 @@
 
 namespace {
 #include "sampling.h"
-// Attention and its cache.
-#include "rope.h"
 #include "attention.h"
 }  // namespace
 
