@@ -124,15 +124,14 @@ def _attend(query: Tensor, layer_data: Tensor, work: PartitionWork, spec: Attent
 
 def _products(left: Tensor, right: Tensor, work: PartitionWork) -> Tensor:
     """left [kv_head, token, group, n] times the matrix [n, m] of each token's row in right [kv_head, row, n, m]."""
-    num_kv_heads, num_tokens, group, depth = left.shape
+    num_kv_heads, num_tokens, group, _ = left.shape
     result = torch.empty(num_kv_heads, num_tokens, group, right.shape[-1])
     singles = work.num_singles
-    if singles:
-        rows = right[:, :singles].flatten(0, 1)
-        product = torch.bmm(left[:, :singles].reshape(-1, group, depth), rows)
-        result[:, :singles] = product.view(num_kv_heads, singles, group, -1)
-    for chunk in work.chunks:
-        for head in range(num_kv_heads):
+    for head in range(num_kv_heads):
+        # Views, never copies: a copy lays transposed keys out anew, and another layout is another kernel.
+        if singles:
+            torch.bmm(left[head, :singles], right[head, :singles], out=result[head, :singles])
+        for chunk in work.chunks:
             matrix = right[head, chunk.row].expand(chunk.end - chunk.begin, -1, -1)
             tokens = slice(chunk.begin, chunk.end)
             torch.bmm(left[head, tokens], matrix, out=result[head, tokens])
