@@ -97,6 +97,12 @@ class Engine:
         self._watchers: dict[asyncio.Event, None] = {}
         self._is_planning_due = False
 
+    def close(self) -> None:
+        """The process ends: every call is told, and watchers are woken to see it."""
+        for call in tuple(self._calls.values()):
+            call.events.put_nowait(wire.SHUTTING_DOWN)
+        self._notify_watchers()
+
     # Routers
 
     def register_router(self, endpoint: str, curve_public_key: str, name: str) -> Router:

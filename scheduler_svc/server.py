@@ -42,6 +42,9 @@ _CHANNEL_OPTIONS = (
     ("grpc.keepalive_timeout_ms", 10_000),
 )
 
+# Longest that calls which were told to end may take for it.
+_GOODBYE_S = 1.0
+
 
 def main(config: SchedulerConfig) -> int:
     """Runs the scheduler until a signal; returns the exit status. Raises StartError when it cannot listen."""
@@ -53,7 +56,7 @@ async def _serve(config: SchedulerConfig) -> int:
     core, first_router_id = Scheduler(core_limits(config)), secrets.randbits(48)
     engine = Engine(core, time.monotonic_ns, first_router_id=first_router_id, check_laws=config.check_laws)
     server = grpc.aio.server(options=_CHANNEL_OPTIONS)
-    names = await add_services(server, engine, token_networks(config))
+    service = await add_services(server, engine, token_networks(config))
     try:
         port = server.add_insecure_port(f"{config.host}:{config.port}")
     except RuntimeError as error:
@@ -61,11 +64,12 @@ async def _serve(config: SchedulerConfig) -> int:
             f"the scheduler cannot listen on {config.host}:{config.port} ({error}); choose another --host or --port"
         ) from error
     await server.start()
-    _LOG.info("ready on %s:%d: %s", config.host, port, ", ".join(names))
+    _LOG.info("ready on %s:%d", config.host, port)
     with _watching_progress(engine):
         await shutdown.wait_async()
     # Nothing is lost by a stop: routers hold what they need to resubmit, workers attach anew.
-    await server.stop(grace=0)
+    service.close()
+    await server.stop(grace=_GOODBYE_S)
     return 0
 
 
@@ -89,18 +93,18 @@ def token_networks(config: SchedulerConfig) -> Networks:
         raise StartError(f"--token-networks: {error}; write networks as 10.0.0.0/8,fd00::/8") from error
 
 
-async def add_services(server: grpc.aio.Server, engine: Engine, networks: Networks) -> list[str]:
-    """Puts everything that the scheduler offers on a server; returns the names of its own services."""
-    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerService(engine, networks), server)
+async def add_services(server: grpc.aio.Server, engine: Engine, networks: Networks) -> SchedulerService:
+    """Puts everything that the scheduler offers on a server; returns the service whose calls are long."""
+    service = SchedulerService(engine, networks)
+    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(service, server)
     scheduler_pb2_grpc.add_ControlServiceServicer_to_server(ControlService(engine), server)
-    services = scheduler_pb2.DESCRIPTOR.services_by_name.values()
-    names = [service.full_name for service in services]
+    names = [descriptor.full_name for descriptor in scheduler_pb2.DESCRIPTOR.services_by_name.values()]
     checks = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing from the stubs
     for name in ("", *names):
         await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    return names
+    return service
 
 
 @contextlib.contextmanager

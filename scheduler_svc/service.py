@@ -10,8 +10,8 @@ import contextlib
 import ipaddress
 import itertools
 import logging
-from collections.abc import AsyncIterator, Sequence
-from typing import Never
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from typing import Any, Never, TypeVar
 from urllib.parse import unquote
 
 import grpc
@@ -27,7 +27,12 @@ from scheduler_svc.engine import Engine, Replica, UnknownRouter
 
 _LOG = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Networks = Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]
+
+
+class _Closing(Exception):
+    """The process ends, and its calls with it."""
 
 
 class SchedulerService(pb_grpc.SchedulerServiceServicer):
@@ -37,6 +42,15 @@ class SchedulerService(pb_grpc.SchedulerServiceServicer):
         self._engine = engine
         self._token_networks = token_networks
         self._connections = itertools.count()
+        self._readers: set[asyncio.Task[Any]] = set()
+        self._is_closing = False
+
+    def close(self) -> None:
+        """Ends every open call with UNAVAILABLE, which routers and workers take as: try again."""
+        self._is_closing = True
+        for reader in self._readers:
+            reader.cancel()
+        self._engine.close()
 
     async def Watch(
         self, request: pb.WatchRequest, context: grpc.aio.ServicerContext[pb.WatchRequest, pb.WatchResponse]
@@ -47,13 +61,14 @@ class SchedulerService(pb_grpc.SchedulerServiceServicer):
         router = self._engine.register_router(request.token_endpoint, request.curve_public_key, request.name)
         changed = self._engine.add_watcher()
         try:
-            while True:
-                await changed.wait()
+            while not self._is_closing:
                 changed.clear()
                 yield self._engine.served(router)
+                await changed.wait()
         finally:
             self._engine.remove_watcher(changed)
             self._engine.unregister_router(router)
+        await _abort(context, wire.SHUTTING_DOWN)
 
     async def Generate(
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse]
@@ -82,23 +97,47 @@ class SchedulerService(pb_grpc.SchedulerServiceServicer):
     ) -> AsyncIterator[pb.AttachResponse]:
         connection = next(self._connections)
         try:
-            replica = await self._until_hello(connection, request_iterator)
+            replica = await self._read(self._until_hello(connection, request_iterator))
         except ValueError as refusal:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"Hello: {refusal}")
+        except _Closing:
+            await _abort(context, wire.SHUTTING_DOWN)
         finally:
             self._engine.forget_starting(connection)
         if replica is None:
             return
-        reader = asyncio.create_task(self._read_results(replica, request_iterator))
+        reader = asyncio.create_task(self._read(self._read_results(replica, request_iterator)))
         try:
             while (message := await _next_or_done(replica.outbox, reader)) is not None:
                 yield message
             mismatch = await reader
             if mismatch is not None:
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, mismatch)
+        except _Closing:
+            await _abort(context, wire.SHUTTING_DOWN)
         finally:
             reader.cancel()
             self._engine.detach(replica, "its connection ended")
+
+    async def _read(self, reading: Coroutine[Any, Any, T]) -> T:
+        """Reads until done. Raises _Closing when `close` comes first.
+
+        Only what reads is interrupted: gRPC takes the interruption of a call that is writing for its end.
+        """
+        if self._is_closing:
+            reading.close()
+            raise _Closing
+        reader = asyncio.create_task(reading)
+        self._readers.add(reader)
+        try:
+            return await reader
+        except asyncio.CancelledError:
+            if self._is_closing and reader.cancelled():
+                raise _Closing from None
+            reader.cancel()
+            raise
+        finally:
+            self._readers.discard(reader)
 
     async def _until_hello(self, connection: int, requests: AsyncIterator[pb.AttachRequest]) -> Replica | None:
         """Follows a worker's start; None when it went away before it was ready. Raises ValueError on a bad Hello."""
@@ -141,9 +180,7 @@ async def _next_or_done(
         getter.cancel()
 
 
-async def _abort(
-    context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse], end: wire.EndStatus
-) -> Never:
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], end: wire.EndStatus) -> Never:
     status = status_pb2.Status(code=end.code.value[0], message=end.message)
     if end.replica_lost is not None:
         detail = any_pb2.Any()

@@ -157,6 +157,7 @@ class EndStatus:
 ROUTER_GONE = EndStatus(
     grpc.StatusCode.UNAVAILABLE, "the router's Watch has ended; open it again and use the router_id that it gives"
 )
+SHUTTING_DOWN = EndStatus(grpc.StatusCode.UNAVAILABLE, "the scheduler is shutting down; try again")
 
 
 def event_to_wire(event: Event, replica: worker_pb.Hello | None) -> pb.GenerateResponse | EndStatus:
