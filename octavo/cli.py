@@ -80,6 +80,9 @@ def _client(name: str) -> Callable[[Sequence[str]], int]:
         import argparse
         import importlib
 
+        from octavo.process import quiet_grpc
+
+        quiet_grpc()
         chat: Any = importlib.import_module("octavo.chat")
         parser = argparse.ArgumentParser(prog=f"octavo {name}", allow_abbrev=False)
         chat.add_parser(parser, name)

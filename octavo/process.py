@@ -29,6 +29,14 @@ class StartError(Exception):
     """
 
 
+def quiet_grpc() -> None:
+    """Keeps gRPC's C core from writing lines of its own about peers that go away. Call it before grpc is imported.
+
+    Our logs say what matters of it; a GRPC_VERBOSITY that is set already stays.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+
 def exit_at_once(signum: int) -> None:
     """End the process without waiting for anything, with the status shells expect of a signal."""
     for stream in (sys.stdout, sys.stderr):

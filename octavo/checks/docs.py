@@ -14,13 +14,16 @@ _INTRODUCTION = """\
 
 `octavo doctor [MODEL]` looks for everything on this page and says what it measured, the limit, and what to do;
 its exit status is 1 when something would stop a start. `octavo serve` runs the same checks before it loads
-anything: a failure stops it, a warning is logged.
+anything: a failure stops it, a warning is logged. A process that is started alone runs those that concern it.
 """
 
 
 def render() -> str:
     """The whole page, as Markdown."""
-    sections = [f"## {check.id}\n\n**{check.title}.**\n\n{check.remedy}\n" for check in CHECKS]
+    sections = [
+        f"## {check.id}\n\n**{check.title}.** Concerns: {', '.join(check.processes)}.\n\n{check.remedy}\n"
+        for check in CHECKS
+    ]
     return "\n".join([_INTRODUCTION, *sections])
 
 

@@ -133,11 +133,13 @@ CHECKS = (
         "install octavo again (`pip install --force-reinstall --no-deps octavo`), and read the reason that the "
         "finding quotes from the build.",
         cpu_kernels,
+        processes=("worker",),
     ),
     Check(
         "compiler",
         "A C++ compiler is there to build the kernels",
         "Debian and Ubuntu: `apt install g++`. Fedora: `dnf install gcc-c++`. macOS: `xcode-select --install`.",
         compiler_present,
+        processes=("worker",),
     ),
 )

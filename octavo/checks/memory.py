@@ -57,6 +57,7 @@ CHECKS = (
         "`--kv-cache-memory` or `--num-kv-blocks`, close other programs, raise the container's memory limit, or "
         "serve a smaller model.",
         memory_fits,
+        processes=("worker",),
     ),
     Check(
         "kv-cache",
@@ -64,5 +65,6 @@ CHECKS = (
         "A sequence that outgrows the whole KV cache ends with finish reason `length`. Give the cache more room "
         "with `--kv-cache-memory`, or lower `--max-model-len` so that clients are told the true limit.",
         kv_holds_context,
+        processes=("worker",),
     ),
 )

@@ -74,6 +74,7 @@ CHECKS = (
         "MODEL is a directory with config.json and safetensors files, a .gguf file, or a name. A name is looked "
         "up where the finding says; a path is taken relative to the current directory.",
         model_found,
+        processes=("router", "worker"),
     ),
     Check(
         "model-files",
@@ -81,6 +82,7 @@ CHECKS = (
         "A truncated file, a Git LFS pointer or an absent shard is named with the bytes expected and found: fetch "
         "it again. For Git LFS run `git lfs pull` in the model's directory.",
         model_files,
+        processes=("router", "worker"),
     ),
     Check(
         "cpu-precision",
@@ -88,11 +90,13 @@ CHECKS = (
         "Only a warning: a CPU without bf16 or fp16 instructions converts on the way and is slower. "
         "`--dtype float32` needs twice the memory and is likely to be faster there.",
         cpu_precision,
+        processes=("worker",),
     ),
     Check(
         "context-length",
         "--max-model-len is within the model's own limit",
         "Lower `--max-model-len`, or leave it out to use the model's limit.",
         context_length,
+        processes=("worker",),
     ),
 )

@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from octavo.checks import installation, memory, model, ports
-from octavo.checks.types import Check, Facts, Finding, Severity
+from octavo.checks.types import PROCESSES, Check, Facts, Finding, Severity
 
 CHECKS: tuple[Check, ...] = (*installation.CHECKS, *ports.CHECKS, *model.CHECKS, *memory.CHECKS)
+
+
+def checks_for(process: str) -> tuple[Check, ...]:
+    """The checks that concern the start of one process. Raises ValueError for an unknown one."""
+    if process not in PROCESSES:
+        raise ValueError(f"process {process!r} is not one of {', '.join(PROCESSES)}")
+    return tuple(check for check in CHECKS if process in check.processes)
 
 
 def run_checks(facts: Facts, checks: Iterable[Check] = CHECKS) -> tuple[Finding, ...]:

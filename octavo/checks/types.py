@@ -95,14 +95,20 @@ class Facts:
     model: ModelFacts | None
 
 
+PROCESSES = ("router", "scheduler", "worker")
+"""The processes of a stack. All of them share the machine and the installation."""
+
+
 @dataclass(frozen=True)
 class Check:
     """One thing that can be wrong. `title` says what must hold; `remedy` what to do in general, for the manual.
 
-    `run` is a pure function; it returns None where the facts leave nothing to judge.
+    `run` is a pure function; it returns None where the facts leave nothing to judge. `processes` are those whose start
+    it concerns.
     """
 
     id: str
     title: str
     remedy: str
     run: Callable[[Facts], Finding | None]
+    processes: tuple[str, ...] = PROCESSES

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from octavo.checks import collect
-from octavo.checks.registry import failures, run_checks, table, warnings
+from octavo.checks.registry import checks_for, failures, run_checks, table, warnings
 from octavo.checks.types import Facts, Finding
 from octavo.commands import command_line
 from octavo.options import OptionError, from_args
@@ -23,8 +23,8 @@ from worker_svc.config import WorkerConfig
 _LOG = logging.getLogger(__name__)
 
 
-def check_service(config: Any) -> None:
-    """Check what one process needs. Raises StartError with the first failure."""
+def check_service(name: str, config: Any) -> None:
+    """Check what one process, a router, scheduler or worker, needs. Raises StartError with the first failure."""
     ports: list[collect.PortRequest] = []
     model = None
     if isinstance(config, RouterConfig):
@@ -33,7 +33,7 @@ def check_service(config: Any) -> None:
         ports = [collect.PortRequest("--port", config.host, config.port)]
     elif isinstance(config, WorkerConfig):
         model = model_request(config)
-    enforce(run_checks(collect.collect(ports, model)))
+    enforce(run_checks(collect.collect(ports, model), checks_for(name)))
 
 
 def enforce(findings: Sequence[Finding]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from octavo.commands import command_line
 from octavo.logs import setup_logging
 from octavo.options import OptionError, differences, from_args, options_of
-from octavo.process import LIFELINE_VARIABLE, StartError, die_with_parent
+from octavo.process import LIFELINE_VARIABLE, StartError, die_with_parent, quiet_grpc
 from router.config import RouterConfig
 from scheduler_svc.config import SchedulerConfig
 from worker_svc.config import WorkerConfig
@@ -64,13 +64,14 @@ def run(name: str, words: Sequence[str]) -> int:
 def become(service: Service, config: Any) -> int:
     """Turn this process into the service; returns its exit status, 1 with the cause in the last line."""
     setup_logging(service.name, config.log_level)
+    quiet_grpc()
     supervised = LIFELINE_VARIABLE in os.environ
     die_with_parent()
     for line in (*differences(config), *without_effect(config)):
         _LOG.info("option %s", line)
     try:
         if not supervised:  # the supervisor has checked for all of its children
-            _check(config)
+            _check(service.name, config)
         main: Callable[[Any], int] = importlib.import_module(service.module).main
         return main(config)
     except KeyboardInterrupt:
@@ -115,7 +116,7 @@ def _is_ours(module: str | None) -> bool:
     return module is not None and module.split(".")[0] in _OWN_PACKAGES
 
 
-def _check(config: Any) -> None:
+def _check(name: str, config: Any) -> None:
     from octavo.commands import preflight
 
-    preflight.check_service(config)
+    preflight.check_service(name, config)

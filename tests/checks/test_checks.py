@@ -9,7 +9,7 @@ import pytest
 
 from octavo.checks import docs
 from octavo.checks.installation import in_range
-from octavo.checks.registry import CHECKS, failures, run_checks, table, warnings
+from octavo.checks.registry import CHECKS, checks_for, failures, run_checks, table, warnings
 from octavo.checks.types import Facts, Finding, KernelFacts, ModelFacts, PackageFacts, PortFacts, Severity
 from octavo.commands.preflight import enforce
 from octavo.machine import MachineFacts
@@ -119,6 +119,19 @@ PROVOKED: dict[str, tuple[Facts, Severity, str, str]] = {
         "--kv-cache-memory 1024MiB, or --max-model-len 1600",
     ),
 }
+
+
+def test_a_process_is_checked_for_what_concerns_it() -> None:
+    facts = replace(BARE, model=None)
+    assert {finding.check_id for finding in warnings(run_checks(facts, checks_for("worker")))} == {
+        "cpu-kernels",
+        "compiler",
+    }
+    for name in ("router", "scheduler"):
+        assert warnings(run_checks(facts, checks_for(name))) == ()
+        assert "ports" in {finding.check_id for finding in run_checks(facts, checks_for(name))}
+    with pytest.raises(ValueError, match="process 'cook'"):
+        checks_for("cook")
 
 
 def test_each_check_has_a_provocation() -> None:
