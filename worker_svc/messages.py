@@ -10,8 +10,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from octavo.internal.v1 import types_pb2, worker_pb2
-from worker_svc.outcome import PromptStretch, SampledRows, StepOutcome, TokenLogprobs
+from worker_svc.outcome import PromptStretch, SampledRows, StepOutcome, TokenLogprobs, UInt64Array
+from worker_svc.rows import Int64Array
 
 # Numbers of prompt logprobs in one message: about 300 KiB.
 MAX_PROMPT_NUMBERS = 32_768
@@ -46,36 +49,37 @@ def token_batches(outcome: StepOutcome) -> dict[int, list[OutgoingBatch]]:
 
 def _add_sampled(batches: dict[int, list[OutgoingBatch]], rows: SampledRows) -> None:
     """Column by column: protobuf takes a list far faster than its elements one at a time."""
-    plan_rows, token_ids, reasons = rows.plan_rows.tolist(), rows.token_ids.tolist(), rows.finish_reasons.tolist()
-    listed, positions = rows.listed.tolist(), rows.output_positions.tolist()
-    indexes_of: dict[int, list[int]] = defaultdict(list)
-    for index, address in enumerate(rows.addresses):
-        indexes_of[address.router_id].append(index)
-    for router_id, indexes in indexes_of.items():
+    is_meaningless = rows.finish_reasons == types_pb2.FINISH_REASON_NUMERIC_ERROR
+    final_token_ids = np.where(rows.listed | is_meaningless, 0, rows.token_ids)
+    for router_id, chosen in _by_router(rows.addresses.router_ids):
         if not batches[router_id]:
             batches[router_id].append(OutgoingBatch())
         batch = batches[router_id][-1]
-        batch.plan_rows.extend([plan_rows[i] for i in indexes])
+        batch.plan_rows.extend(rows.plan_rows[chosen].tolist())
         message = batch.message
         num_before = len(message.stream_keys)
-        message.stream_keys.extend([rows.addresses[i].stream_key for i in indexes])
-        message.attempts.extend([rows.addresses[i].attempt for i in indexes])
-        message.positions.extend([positions[i] for i in indexes])
-        message.num_tokens.extend([int(listed[i]) for i in indexes])
-        message.token_ids.extend([token_ids[i] for i in indexes if listed[i]])
-        message.finish_reasons.extend([reasons[i] for i in indexes])
-        message.final_token_ids.extend([token_ids[i] if _is_final_token(listed[i], reasons[i]) else 0 for i in indexes])
+        addresses, listed = rows.addresses.take(chosen), rows.listed[chosen]
+        message.stream_keys.extend(addresses.stream_keys.tolist())
+        message.attempts.extend(addresses.attempts.tolist())
+        message.positions.extend(rows.output_positions[chosen].tolist())
+        message.num_tokens.extend(listed.astype(np.int64).tolist())
+        message.token_ids.extend(rows.token_ids[chosen][listed].tolist())
+        message.finish_reasons.extend(rows.finish_reasons[chosen].tolist())
+        message.final_token_ids.extend(final_token_ids[chosen].tolist())
         if rows.logprobs:
+            indexes = np.arange(len(rows.listed))[chosen].tolist()
             message.logprobs.extend(
-                _output_logprobs(num_before + place, rows.logprobs[i])
-                for place, i in enumerate(indexes)
-                if i in rows.logprobs
+                _output_logprobs(num_before + place, rows.logprobs[index])
+                for place, index in enumerate(indexes)
+                if index in rows.logprobs
             )
 
 
-def _is_final_token(listed: bool, reason: int) -> bool:
-    """An end or stop token; not the meaningless one of a numeric error."""
-    return not listed and reason != types_pb2.FINISH_REASON_NUMERIC_ERROR
+def _by_router(router_ids: UInt64Array) -> Iterator[tuple[int, Int64Array | slice]]:
+    """Each router and where its rows are, in the order of their first rows; nearly always there is one."""
+    distinct = dict.fromkeys(router_ids.tolist())
+    for router_id in distinct:
+        yield router_id, slice(None) if len(distinct) == 1 else np.flatnonzero(router_ids == router_id)
 
 
 def _output_logprobs(index: int, logprobs: TokenLogprobs) -> worker_pb2.OutputLogprobs:
@@ -114,27 +118,18 @@ def step_result(
     outcome: StepOutcome, incarnation: int, undelivered_rows: Iterable[int], duration_ns: int
 ) -> worker_pb2.StepResult:
     """The plan's rows in its order: what each sampled, and why it ended in this step."""
-    num_sampled = [0] * outcome.num_plan_rows
-    reasons = [0] * outcome.num_plan_rows
-    tokens: dict[int, int] = {}
+    num_rows = outcome.num_plan_rows
+    num_sampled, token_ids, reasons = (np.zeros(num_rows, np.int64) for _ in range(3))
     for group in outcome.sampled:
-        for plan_row, token_id, listed, reason in zip(
-            group.plan_rows.tolist(),
-            group.token_ids.tolist(),
-            group.listed.tolist(),
-            group.finish_reasons.tolist(),
-            strict=True,
-        ):
-            num_sampled[plan_row] = int(listed)
-            reasons[plan_row] = reason
-            if listed:
-                tokens[plan_row] = token_id
+        num_sampled[group.plan_rows] = group.listed
+        token_ids[group.plan_rows] = group.token_ids
+        reasons[group.plan_rows] = group.finish_reasons
     return worker_pb2.StepResult(
         incarnation=incarnation,
         step=outcome.step,
-        num_sampled=num_sampled,
-        token_ids=[tokens[plan_row] for plan_row in sorted(tokens)],
-        finish_reasons=reasons,  # type: ignore[arg-type]
+        num_sampled=num_sampled.tolist(),
+        token_ids=token_ids[num_sampled > 0].tolist(),
+        finish_reasons=reasons.tolist(),  # type: ignore[arg-type]
         undelivered_rows=sorted(undelivered_rows),
         duration_ns=duration_ns,
     )

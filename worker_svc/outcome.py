@@ -14,6 +14,7 @@ import numpy.typing as npt
 from worker_svc.rows import Int64Array
 
 FloatArray = npt.NDArray[np.float32]
+UInt64Array = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,31 @@ class Address:
     router_id: int
     stream_key: int
     attempt: int
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """The addresses of S rows, column by column: [S] each."""
+
+    router_ids: UInt64Array
+    stream_keys: UInt64Array
+    attempts: Int64Array
+
+    @classmethod
+    def of(cls, *addresses: Address) -> Addresses:
+        """These, in order."""
+        return cls(
+            np.array([each.router_id for each in addresses], np.uint64),
+            np.array([each.stream_key for each in addresses], np.uint64),
+            np.array([each.attempt for each in addresses], np.int64),
+        )
+
+    def __getitem__(self, row: int) -> Address:
+        return Address(int(self.router_ids[row]), int(self.stream_keys[row]), int(self.attempts[row]))
+
+    def take(self, rows: Int64Array | slice) -> Addresses:
+        """Those of some rows, in their order."""
+        return Addresses(self.router_ids[rows], self.stream_keys[rows], self.attempts[rows])
 
 
 @dataclass(frozen=True)
@@ -58,7 +84,7 @@ class SampledRows:
     """
 
     plan_rows: Int64Array
-    addresses: tuple[Address, ...]
+    addresses: Addresses
     token_ids: Int64Array
     listed: npt.NDArray[np.bool_]
     finish_reasons: Int64Array

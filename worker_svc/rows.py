@@ -118,7 +118,7 @@ class RowTable:
 
     def check_run(self, slots: Int64Array, starts: Int64Array, counts: Int64Array) -> None:
         """That the live rows among `slots` agree with the plan's starts, and have tokens and blocks for its counts."""
-        if len(np.unique(slots)) != len(slots):
+        if len(set(slots.tolist())) != len(slots):
             raise PlanError(f"slot {_first_repeated(slots)}: the plan runs it twice in one step")
         held = self.states[slots]
         self._check_all(slots, held != RowState.EMPTY, held, "the plan runs it, the worker has state {} there")

@@ -18,7 +18,7 @@ from kernels.api import Backend, KVCache, Samples, SamplingBatch
 from octavo.internal.v1 import types_pb2, worker_pb2
 from worker_svc.batch import build_step_input
 from worker_svc.model.decoder import Decoder
-from worker_svc.outcome import Address, PromptStretch, SampledRows, StepOutcome, TokenLogprobs
+from worker_svc.outcome import Addresses, PromptStretch, SampledRows, StepOutcome, TokenLogprobs
 from worker_svc.prompt_logprobs import WantedPrompt, compute_prompt_logprobs, cut_logprobs, wanted_prompt
 from worker_svc.rows import Int64Array, PlanError, RowLimits, RowState, RowTable
 from worker_svc.sampling import SamplingTable
@@ -50,7 +50,11 @@ class Runner:
         self._host_cache = host_cache
         self._rows = RowTable(limits.rows)
         self._sampling = SamplingTable(self._rows)
-        self._addresses: dict[int, Address] = {}
+        # By slot; meaningless where the slot is empty.
+        num_slots = limits.rows.num_slots
+        self._addresses = Addresses(
+            np.zeros(num_slots, np.uint64), np.zeros(num_slots, np.uint64), np.zeros(num_slots, np.int64)
+        )
         self._last_step = 0
 
     @property
@@ -61,7 +65,6 @@ class Runner:
     def reset(self) -> None:
         """Forgets every row and expects step 1 next. What the blocks hold is garbage from here on."""
         self._rows.reset()
-        self._addresses.clear()
         self._last_step = 0
 
     @torch.inference_mode()
@@ -78,7 +81,6 @@ class Runner:
     def _apply_deltas(self, plan: worker_pb2.StepPlan) -> None:
         for slot in plan.released_slots:
             self._rows.release(slot)
-            self._addresses.pop(slot)
         for admission in plan.admissions:
             self._admit(admission)
         if not len(plan.append_slots) == len(plan.append_counts):
@@ -101,7 +103,9 @@ class Runner:
             admission.block_ids,
         )
         self._sampling.admit(admission.slot, admission.sampling)
-        self._addresses[admission.slot] = Address(admission.router_id, admission.stream_key, admission.attempt)
+        self._addresses.router_ids[admission.slot] = admission.router_id
+        self._addresses.stream_keys[admission.slot] = admission.stream_key
+        self._addresses.attempts[admission.slot] = admission.attempt
 
     def _checked_rows(self, plan: worker_pb2.StepPlan) -> tuple[Int64Array, Int64Array]:
         """The plan's slots and token counts, in its order, ended rows included."""
@@ -159,7 +163,7 @@ class Runner:
         """Hidden states of the wanted tokens of the step, in the order of `wanted`."""
         step_input = build_step_input(self._rows, slots, counts)
         attention = self._backend.plan_attention(step_input.batch, self._cache)
-        is_all = np.array_equal(wanted, np.arange(step_input.batch.num_tokens))
+        is_all = len(wanted) == step_input.batch.num_tokens and bool((wanted[1:] > wanted[:-1]).all())
         return self._decoder.forward(
             step_input.token_ids, attention, self._cache, None if is_all else torch.from_numpy(wanted)
         )
@@ -191,7 +195,7 @@ class Runner:
             rows.end(slot)
         return SampledRows(
             plan_rows=plan_rows,
-            addresses=tuple(self._addresses[slot] for slot in slots.tolist()),
+            addresses=self._addresses.take(slots),
             token_ids=token_ids,
             listed=listed,
             finish_reasons=reasons,
@@ -207,7 +211,7 @@ class Runner:
             self._rows.end(slot)
         return SampledRows(
             plan_rows=plan_rows,
-            addresses=tuple(self._addresses[slot] for slot in slots.tolist()),
+            addresses=self._addresses.take(slots),
             token_ids=np.zeros(len(slots), np.int64),
             listed=np.zeros(len(slots), bool),
             finish_reasons=np.full(len(slots), types_pb2.FINISH_REASON_NUMERIC_ERROR, np.int64),

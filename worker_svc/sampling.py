@@ -7,7 +7,7 @@ it is a function of the parameters and the token. Knows no plan and no model.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +45,16 @@ class SlotSampling:
     prompt_logprobs: PromptLogprobRequest | None
 
 
+@dataclass(frozen=True)
+class _Group:
+    """What admission decided for the rows in `slots` (an array's bytes); no history or forbidden id is in the batch."""
+
+    slots: bytes
+    own: tuple[SlotSampling, ...]
+    penalised: npt.NDArray[np.bool_]
+    batch: SamplingBatch
+
+
 class SamplingTable:
     """The parameters of every slot. Written at admission, read by slot until the next."""
 
@@ -62,6 +72,10 @@ class SamplingTable:
         self._max_tokens: Int64Array = np.zeros(slots, np.int64)
         self._min_tokens: Int64Array = np.zeros(slots, np.int64)
         self._slots: list[SlotSampling | None] = [None] * slots
+        # [vocab_size]: ids that are, or once were, an end or stop id of some row. Few tokens need a closer look.
+        self._ends_some: npt.NDArray[np.bool_] = np.zeros(rows.limits.vocab_size, bool)
+        # Of the last step's rows: from one decode step to the next they are mostly the same.
+        self._group: _Group | None = None
         # [slots]: whether the row wants logprobs of prompt tokens; few steps have one that does.
         self.wants_prompt_logprobs: npt.NDArray[np.bool_] = np.zeros(slots, bool)
 
@@ -77,7 +91,9 @@ class SamplingTable:
         num_outputs = int(self._rows.num_tokens[slot] - self._rows.num_prompt_tokens[slot])
         if num_outputs >= params.max_tokens:
             raise PlanError(f"slot {slot}: {num_outputs} output tokens, max_tokens is {params.max_tokens}")
-        self._slots[slot] = self._slot_sampling(slot, params)
+        own = self._slot_sampling(slot, params)
+        self._slots[slot], self._group = own, None
+        self._ends_some[own.final_ids] = True
         self._temperatures[slot] = params.temperature
         self._top_ks[slot] = min(params.top_k, self._rows.limits.vocab_size)
         self._top_ps[slot] = params.top_p
@@ -92,18 +108,34 @@ class SamplingTable:
 
     def batch(self, slots: Int64Array) -> SamplingBatch:
         """How the next token of each of these rows is chosen; before their tokens are appended."""
+        group = self._group
+        if group is None or group.slots != slots.tobytes():
+            group = self._group = self._make_group(slots)
         rows = self._rows
-        own = [self[slot] for slot in slots.tolist()]
-        masked = (rows.num_tokens[slots] - rows.num_prompt_tokens[slots]) < self._min_tokens[slots]
-        forbidden = [s.final_ids if m else _NO_IDS for s, m in zip(own, masked.tolist(), strict=True)]
+        num_tokens = rows.num_tokens[slots]
+        batch = replace(group.batch, positions=torch.from_numpy(num_tokens))
+        if group.penalised.any():
+            histories = [
+                rows.token_ids[slot, :length] if penalised else _NO_IDS
+                for slot, length, penalised in zip(
+                    slots.tolist(), num_tokens.tolist(), group.penalised.tolist(), strict=True
+                )
+            ]
+            batch = replace(batch, history_starts=_starts(histories), history_ids=_joined(histories, np.int32))
+        masked = (num_tokens - rows.num_prompt_tokens[slots]) < self._min_tokens[slots]
+        if masked.any():
+            forbidden = [s.final_ids if m else _NO_IDS for s, m in zip(group.own, masked.tolist(), strict=True)]
+            batch = replace(batch, forbidden_starts=_starts(forbidden), forbidden_ids=_joined(forbidden, np.int32))
+        return batch
+
+    def _make_group(self, slots: Int64Array) -> _Group:
+        rows = self._rows
+        own = tuple(self[slot] for slot in slots.tolist())
         penalised = np.array([s.has_penalty for s in own], bool)
-        histories = [
-            rows.token_ids[slot, : rows.num_tokens[slot]] if p else _NO_IDS
-            for slot, p in zip(slots.tolist(), penalised.tolist(), strict=True)
-        ]
         logprob_rows = [i for i, s in enumerate(own) if s.num_logprobs is not None]
         num_top = max((own[i].num_logprobs or 0 for i in logprob_rows), default=0)
-        return SamplingBatch(
+        nothing = [_NO_IDS] * len(own)
+        batch = SamplingBatch(
             temperatures=torch.from_numpy(self._temperatures[slots]),
             top_ks=torch.from_numpy(self._top_ks[slots]),
             top_ps=torch.from_numpy(self._top_ps[slots]),
@@ -113,20 +145,21 @@ class SamplingTable:
             repetition_penalties=torch.from_numpy(self._repetition_penalties[slots]),
             frequency_penalties=torch.from_numpy(self._frequency_penalties[slots]),
             presence_penalties=torch.from_numpy(self._presence_penalties[slots]),
-            history_starts=_starts(histories),
-            history_ids=_joined(histories, np.int32),
+            history_starts=_starts(nothing),
+            history_ids=_joined(nothing, np.int32),
             history_prompt_lens=torch.from_numpy(
                 np.where(penalised, rows.num_prompt_tokens[slots], 0).astype(np.int32)
             ),
             bias_starts=_starts([s.bias_ids for s in own]),
             bias_ids=_joined([s.bias_ids for s in own], np.int32),
             bias_values=_joined([s.bias_values for s in own], np.float32),
-            forbidden_starts=_starts(forbidden),
-            forbidden_ids=_joined(forbidden, np.int32),
+            forbidden_starts=_starts(nothing),
+            forbidden_ids=_joined(nothing, np.int32),
             logprob_rows=torch.tensor(logprob_rows, dtype=torch.int32),
             num_top=min(num_top, rows.limits.vocab_size),
             vocab_size=rows.limits.vocab_size,
         )
+        return _Group(slots.tobytes(), own, penalised, batch)
 
     def finish_reasons(self, slots: Int64Array, token_ids: Int64Array, finite: npt.NDArray[np.bool_]) -> Int64Array:
         """Why each row ends with this token (a FinishReason), or 0; before the tokens are appended.
@@ -139,8 +172,8 @@ class SamplingTable:
         num_outputs = num_tokens - rows.num_prompt_tokens[slots]
         at_length = (num_outputs >= self._max_tokens[slots]) | (num_tokens >= rows.limits.max_model_len)
         reasons = np.where(at_length, types_pb2.FINISH_REASON_LENGTH, 0).astype(np.int64)
-        for index, (slot, token_id) in enumerate(zip(slots.tolist(), token_ids.tolist(), strict=True)):
-            own = self[slot]
+        for index in np.flatnonzero(self._ends_some[np.where(finite, token_ids, 0)]).tolist():
+            own, token_id = self[int(slots[index])], int(token_ids[index])
             if token_id in own.end_ids:
                 reasons[index] = types_pb2.FINISH_REASON_END_TOKEN
             elif token_id in own.stop_ids:

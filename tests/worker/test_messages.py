@@ -6,7 +6,7 @@ import numpy as np
 
 from octavo.internal.v1 import types_pb2
 from worker_svc.messages import MAX_PROMPT_NUMBERS, step_result, token_batches
-from worker_svc.outcome import Address, PromptStretch, SampledRows, StepOutcome, TokenLogprobs
+from worker_svc.outcome import Address, Addresses, PromptStretch, SampledRows, StepOutcome, TokenLogprobs
 
 END = types_pb2.FINISH_REASON_END_TOKEN
 NUMERIC_ERROR = types_pb2.FINISH_REASON_NUMERIC_ERROR
@@ -22,7 +22,7 @@ def logprobs(num_tokens: int, num_top: int) -> TokenLogprobs:
 
 SAMPLED = SampledRows(
     plan_rows=np.array([0, 2, 3, 4]),
-    addresses=(Address(1, 100, 1), Address(2, 200, 3), Address(1, 101, 2), Address(2, 201, 1)),
+    addresses=Addresses.of(Address(1, 100, 1), Address(2, 200, 3), Address(1, 101, 2), Address(2, 201, 1)),
     token_ids=np.array([11, 12, 13, 14]),
     listed=np.array([True, True, False, False]),
     finish_reasons=np.array([0, 0, END, NUMERIC_ERROR]),
