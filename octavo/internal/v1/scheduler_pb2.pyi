@@ -617,6 +617,46 @@ class Replica(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class NumStepsByLimitEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class NumPreemptionsByKindEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     NUM_RUNNING_FIELD_NUMBER: _builtins.int
@@ -626,6 +666,29 @@ class Replica(_message.Message):
     NUM_CACHED_BLOCKS_FIELD_NUMBER: _builtins.int
     NUM_PREEMPTIONS_FIELD_NUMBER: _builtins.int
     NUM_STEPS_FIELD_NUMBER: _builtins.int
+    NUM_SLOTS_FIELD_NUMBER: _builtins.int
+    NUM_PREFILLING_FIELD_NUMBER: _builtins.int
+    NUM_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_DEMOTED_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_PROMOTED_BLOCKS_FIELD_NUMBER: _builtins.int
+    IS_DRAINING_FIELD_NUMBER: _builtins.int
+    IS_STALLED_FIELD_NUMBER: _builtins.int
+    NUM_UNANSWERED_PLANS_FIELD_NUMBER: _builtins.int
+    LOAD_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_SAMPLED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_HOST_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_RECOMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_STEPS_BY_LIMIT_FIELD_NUMBER: _builtins.int
+    NUM_PREEMPTIONS_BY_KIND_FIELD_NUMBER: _builtins.int
+    STEP_NS_FIELD_NUMBER: _builtins.int
+    TOKEN_NS_FIELD_NUMBER: _builtins.int
+    COPY_NS_FIELD_NUMBER: _builtins.int
+    MAX_PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
+    HAS_KEPT_ROOM_FIELD_NUMBER: _builtins.int
+    BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name."""
     model: _builtins.str
@@ -644,6 +707,56 @@ class Replica(_message.Message):
     """Preemptions since it attached."""
     num_steps: _builtins.int
     """Steps completed since it attached."""
+    num_slots: _builtins.int
+    """Slots for running sequences."""
+    num_prefilling: _builtins.int
+    """Running sequences that have prompt or lost tokens to compute."""
+    num_host_blocks: _builtins.int
+    """Blocks of the host tier. 0: there is none."""
+    num_cached_host_blocks: _builtins.int
+    """Of those, findable by prefix."""
+    num_demoted_blocks: _builtins.int
+    """Blocks copied from device to host since it attached."""
+    num_promoted_blocks: _builtins.int
+    """Blocks copied from host to device since it attached."""
+    is_draining: _builtins.bool
+    """Whether it takes no new sequences."""
+    is_stalled: _builtins.bool
+    """Whether it has completed no step for too long."""
+    num_unanswered_plans: _builtins.int
+    """Plans sent and not answered."""
+    load_tokens: _builtins.int
+    """Tokens that its sequences still have to compute, and one for each that runs."""
+    num_computed_tokens: _builtins.int
+    """Tokens computed since it attached."""
+    num_sampled_tokens: _builtins.int
+    """Tokens sampled since it attached."""
+    num_cached_tokens: _builtins.int
+    """Tokens that its sequences found cached when they were admitted, in either tier."""
+    num_host_cached_tokens: _builtins.int
+    """Of those, in the host tier."""
+    num_recomputed_tokens: _builtins.int
+    """Tokens computed again after a preemption or a resumption."""
+    step_ns: _builtins.int
+    """Time of a step without a token, by its own steps. Unset: not known yet."""
+    token_ns: _builtins.float
+    """Time that one more token in a step takes, in nanoseconds. Unset: not known yet."""
+    copy_ns: _builtins.float
+    """Time that the copy of one block between the tiers takes, in nanoseconds. Unset: not known yet."""
+    max_prefill_tokens: _builtins.int
+    """Most prompt tokens that a step takes now while sequences decode. Unset: as many as fit."""
+    has_kept_room: _builtins.bool
+    """Whether admission keeps blocks free for running sequences, after some had to be preempted for want of them."""
+    block_size: _builtins.int
+    """Tokens per block, in both tiers."""
+    @_builtins.property
+    def num_steps_by_limit(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Plans by what stopped them from being bigger: "nothing waiting", "blocks", "slots", "token budget", ..."""
+
+    @_builtins.property
+    def num_preemptions_by_kind(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Preemptions by what became of the blocks: "recompute" or "swap"."""
+
     def __init__(
         self,
         *,
@@ -656,12 +769,50 @@ class Replica(_message.Message):
         num_cached_blocks: _builtins.int = ...,
         num_preemptions: _builtins.int = ...,
         num_steps: _builtins.int = ...,
+        num_slots: _builtins.int = ...,
+        num_prefilling: _builtins.int = ...,
+        num_host_blocks: _builtins.int = ...,
+        num_cached_host_blocks: _builtins.int = ...,
+        num_demoted_blocks: _builtins.int = ...,
+        num_promoted_blocks: _builtins.int = ...,
+        is_draining: _builtins.bool = ...,
+        is_stalled: _builtins.bool = ...,
+        num_unanswered_plans: _builtins.int = ...,
+        load_tokens: _builtins.int = ...,
+        num_computed_tokens: _builtins.int = ...,
+        num_sampled_tokens: _builtins.int = ...,
+        num_cached_tokens: _builtins.int = ...,
+        num_host_cached_tokens: _builtins.int = ...,
+        num_recomputed_tokens: _builtins.int = ...,
+        num_steps_by_limit: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        num_preemptions_by_kind: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        step_ns: _builtins.int | None = ...,
+        token_ns: _builtins.float | None = ...,
+        copy_ns: _builtins.float | None = ...,
+        max_prefill_tokens: _builtins.int | None = ...,
+        has_kept_room: _builtins.bool = ...,
+        block_size: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_copy_ns", b"_copy_ns", "_max_prefill_tokens", b"_max_prefill_tokens", "_step_ns", b"_step_ns", "_token_ns", b"_token_ns", "copy_ns", b"copy_ns", "max_prefill_tokens", b"max_prefill_tokens", "step_ns", b"step_ns", "token_ns", b"token_ns"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "name", b"name", "num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_preemptions", b"num_preemptions", "num_running", b"num_running", "num_steps", b"num_steps", "num_used_blocks", b"num_used_blocks", "num_waiting", b"num_waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_copy_ns", b"_copy_ns", "_max_prefill_tokens", b"_max_prefill_tokens", "_step_ns", b"_step_ns", "_token_ns", b"_token_ns", "block_size", b"block_size", "copy_ns", b"copy_ns", "has_kept_room", b"has_kept_room", "is_draining", b"is_draining", "is_stalled", b"is_stalled", "load_tokens", b"load_tokens", "max_prefill_tokens", b"max_prefill_tokens", "model", b"model", "name", b"name", "num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_cached_host_blocks", b"num_cached_host_blocks", "num_cached_tokens", b"num_cached_tokens", "num_computed_tokens", b"num_computed_tokens", "num_demoted_blocks", b"num_demoted_blocks", "num_host_blocks", b"num_host_blocks", "num_host_cached_tokens", b"num_host_cached_tokens", "num_preemptions", b"num_preemptions", "num_preemptions_by_kind", b"num_preemptions_by_kind", "num_prefilling", b"num_prefilling", "num_promoted_blocks", b"num_promoted_blocks", "num_recomputed_tokens", b"num_recomputed_tokens", "num_running", b"num_running", "num_sampled_tokens", b"num_sampled_tokens", "num_slots", b"num_slots", "num_steps", b"num_steps", "num_steps_by_limit", b"num_steps_by_limit", "num_unanswered_plans", b"num_unanswered_plans", "num_used_blocks", b"num_used_blocks", "num_waiting", b"num_waiting", "step_ns", b"step_ns", "token_ns", b"token_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__copy_ns: _TypeAlias = _typing.Literal["copy_ns"]  # noqa: Y015
+    _WhichOneofArgType__copy_ns: _TypeAlias = _typing.Literal["_copy_ns", b"_copy_ns"]  # noqa: Y015
+    _WhichOneofReturnType__max_prefill_tokens: _TypeAlias = _typing.Literal["max_prefill_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_prefill_tokens: _TypeAlias = _typing.Literal["_max_prefill_tokens", b"_max_prefill_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__step_ns: _TypeAlias = _typing.Literal["step_ns"]  # noqa: Y015
+    _WhichOneofArgType__step_ns: _TypeAlias = _typing.Literal["_step_ns", b"_step_ns"]  # noqa: Y015
+    _WhichOneofReturnType__token_ns: _TypeAlias = _typing.Literal["token_ns"]  # noqa: Y015
+    _WhichOneofArgType__token_ns: _TypeAlias = _typing.Literal["_token_ns", b"_token_ns"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__copy_ns) -> _WhichOneofReturnType__copy_ns | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_prefill_tokens) -> _WhichOneofReturnType__max_prefill_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__step_ns) -> _WhichOneofReturnType__step_ns | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__token_ns) -> _WhichOneofReturnType__token_ns | None: ...
 
 Global___Replica: _TypeAlias = Replica  # noqa: Y015
 
@@ -703,3 +854,565 @@ class ResetPrefixCacheResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ResetPrefixCacheResponse: _TypeAlias = ResetPrefixCacheResponse  # noqa: Y015
+
+@_typing.final
+class GetStatisticsRequest(_message.Message):
+    """Asks for the load."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetStatisticsRequest: _TypeAlias = GetStatisticsRequest  # noqa: Y015
+
+@_typing.final
+class GetStatisticsResponse(_message.Message):
+    """The load at one moment."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class NumRefusedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    QUEUES_FIELD_NUMBER: _builtins.int
+    TENANTS_FIELD_NUMBER: _builtins.int
+    NUM_WAITING_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_FOLLOWING_FIELD_NUMBER: _builtins.int
+    NUM_REFUSED_FIELD_NUMBER: _builtins.int
+    NUM_EXPIRED_FIELD_NUMBER: _builtins.int
+    NOW_NS_FIELD_NUMBER: _builtins.int
+    NUM_ROUTERS_FIELD_NUMBER: _builtins.int
+    STARTING_FIELD_NUMBER: _builtins.int
+    num_waiting_tokens: _builtins.int
+    """Tokens of all waiting sequences."""
+    num_following: _builtins.int
+    """Waiting sequences whose next blocks another one is computing."""
+    num_expired: _builtins.int
+    """Sequences that ended by their deadline since the start."""
+    now_ns: _builtins.int
+    """The scheduler's monotonic clock, against which rates are computed."""
+    num_routers: _builtins.int
+    """Registered routers."""
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___Replica]:
+        """The replicas."""
+
+    @_builtins.property
+    def queues(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueLoad]:
+        """The queues, one for each model."""
+
+    @_builtins.property
+    def tenants(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantLoad]:
+        """Tenants with waiting sequences, and those of which the fair policy keeps count."""
+
+    @_builtins.property
+    def num_refused(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Refusals since the start, by reason."""
+
+    @_builtins.property
+    def starting(self) -> _containers.RepeatedCompositeFieldContainer[Global___StartingWorker]:
+        """Workers that are starting."""
+
+    def __init__(
+        self,
+        *,
+        replicas: _abc.Iterable[Global___Replica] | None = ...,
+        queues: _abc.Iterable[Global___QueueLoad] | None = ...,
+        tenants: _abc.Iterable[Global___TenantLoad] | None = ...,
+        num_waiting_tokens: _builtins.int = ...,
+        num_following: _builtins.int = ...,
+        num_refused: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        num_expired: _builtins.int = ...,
+        now_ns: _builtins.int = ...,
+        num_routers: _builtins.int = ...,
+        starting: _abc.Iterable[Global___StartingWorker] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["now_ns", b"now_ns", "num_expired", b"num_expired", "num_following", b"num_following", "num_refused", b"num_refused", "num_routers", b"num_routers", "num_waiting_tokens", b"num_waiting_tokens", "queues", b"queues", "replicas", b"replicas", "starting", b"starting", "tenants", b"tenants"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetStatisticsResponse: _TypeAlias = GetStatisticsResponse  # noqa: Y015
+
+@_typing.final
+class QueueLoad(_message.Message):
+    """The queue of one model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    NUM_WAITING_FIELD_NUMBER: _builtins.int
+    START_INTERVAL_NS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Served name of the model."""
+    num_waiting: _builtins.int
+    """Sequences that wait."""
+    start_interval_ns: _builtins.int
+    """Time between two starts while others wait. Unset: none seen yet."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        num_waiting: _builtins.int = ...,
+        start_interval_ns: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_start_interval_ns", b"_start_interval_ns", "start_interval_ns", b"start_interval_ns"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_start_interval_ns", b"_start_interval_ns", "model", b"model", "num_waiting", b"num_waiting", "start_interval_ns", b"start_interval_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__start_interval_ns: _TypeAlias = _typing.Literal["start_interval_ns"]  # noqa: Y015
+    _WhichOneofArgType__start_interval_ns: _TypeAlias = _typing.Literal["_start_interval_ns", b"_start_interval_ns"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__start_interval_ns) -> _WhichOneofReturnType__start_interval_ns | None: ...
+
+Global___QueueLoad: _TypeAlias = QueueLoad  # noqa: Y015
+
+@_typing.final
+class TenantLoad(_message.Message):
+    """One tenant's part."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    NUM_WAITING_FIELD_NUMBER: _builtins.int
+    NUM_WAITING_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_SERVED_TOKENS_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """Its name. Empty: the one tenant of a stack without keys."""
+    num_waiting: _builtins.int
+    """Its waiting sequences."""
+    num_waiting_tokens: _builtins.int
+    """Their tokens."""
+    num_served_tokens: _builtins.int
+    """Tokens computed for it, under the fair policy."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        num_waiting: _builtins.int = ...,
+        num_waiting_tokens: _builtins.int = ...,
+        num_served_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_served_tokens", b"num_served_tokens", "num_waiting", b"num_waiting", "num_waiting_tokens", b"num_waiting_tokens", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TenantLoad: _TypeAlias = TenantLoad  # noqa: Y015
+
+@_typing.final
+class SequenceName(_message.Message):
+    """Names sequences."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    SEQUENCE_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The client's request id: all of its sequences, and those of every request of that id."""
+    sequence_id: _builtins.int
+    """One sequence, by the id that Explain shows."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        sequence_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "request_id", b"request_id", "sequence_id", b"sequence_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "request_id", b"request_id", "sequence_id", b"sequence_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_name: _TypeAlias = _typing.Literal["request_id", "sequence_id"]  # noqa: Y015
+    _WhichOneofArgType_name: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_name) -> _WhichOneofReturnType_name | None: ...
+
+Global___SequenceName: _TypeAlias = SequenceName  # noqa: Y015
+
+@_typing.final
+class ExplainRequest(_message.Message):
+    """Asks what was decided about a request."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def name(self) -> Global___SequenceName:
+        """Which."""
+
+    def __init__(
+        self,
+        *,
+        name: Global___SequenceName | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainRequest: _TypeAlias = ExplainRequest  # noqa: Y015
+
+@_typing.final
+class ExplainResponse(_message.Message):
+    """What was decided."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceExplanation]:
+        """One entry for each sequence, live ones first."""
+
+    def __init__(
+        self,
+        *,
+        sequences: _abc.Iterable[Global___SequenceExplanation] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequences", b"sequences"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainResponse: _TypeAlias = ExplainResponse  # noqa: Y015
+
+@_typing.final
+class SequenceExplanation(_message.Message):
+    """One sequence and what was decided about it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    DEADLINE_IN_NS_FIELD_NUMBER: _builtins.int
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    DECISIONS_FIELD_NUMBER: _builtins.int
+    NUM_FORGOTTEN_FIELD_NUMBER: _builtins.int
+    sequence_id: _builtins.int
+    """The scheduler's id."""
+    request_id: _builtins.str
+    """The client's request id."""
+    state: _builtins.str
+    """waiting, running, settling or ended."""
+    waits_for: _builtins.str
+    """What a waiting one needs, for people. Else empty."""
+    position: _builtins.int
+    """Sequences before it, while it waits."""
+    priority: _builtins.int
+    """Smaller is served first."""
+    deadline_in_ns: _builtins.int
+    """Nanoseconds left until its deadline, negative once it has passed. Unset: none."""
+    num_prompt_tokens: _builtins.int
+    """Tokens of the prompt."""
+    num_output_tokens: _builtins.int
+    """Output tokens so far."""
+    num_forgotten: _builtins.int
+    """Decisions between the first and the latest that are not kept."""
+    @_builtins.property
+    def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Decision]:
+        """The decisions, oldest first."""
+
+    def __init__(
+        self,
+        *,
+        sequence_id: _builtins.int = ...,
+        request_id: _builtins.str = ...,
+        state: _builtins.str = ...,
+        waits_for: _builtins.str = ...,
+        position: _builtins.int | None = ...,
+        priority: _builtins.int = ...,
+        deadline_in_ns: _builtins.int | None = ...,
+        num_prompt_tokens: _builtins.int = ...,
+        num_output_tokens: _builtins.int = ...,
+        decisions: _abc.Iterable[Global___Decision] | None = ...,
+        num_forgotten: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_in_ns", b"_deadline_in_ns", "_position", b"_position", "deadline_in_ns", b"deadline_in_ns", "position", b"position"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_in_ns", b"_deadline_in_ns", "_position", b"_position", "deadline_in_ns", b"deadline_in_ns", "decisions", b"decisions", "num_forgotten", b"num_forgotten", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "position", b"position", "priority", b"priority", "request_id", b"request_id", "sequence_id", b"sequence_id", "state", b"state", "waits_for", b"waits_for"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__deadline_in_ns: _TypeAlias = _typing.Literal["deadline_in_ns"]  # noqa: Y015
+    _WhichOneofArgType__deadline_in_ns: _TypeAlias = _typing.Literal["_deadline_in_ns", b"_deadline_in_ns"]  # noqa: Y015
+    _WhichOneofReturnType__position: _TypeAlias = _typing.Literal["position"]  # noqa: Y015
+    _WhichOneofArgType__position: _TypeAlias = _typing.Literal["_position", b"_position"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__deadline_in_ns) -> _WhichOneofReturnType__deadline_in_ns | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__position) -> _WhichOneofReturnType__position | None: ...
+
+Global___SequenceExplanation: _TypeAlias = SequenceExplanation  # noqa: Y015
+
+@_typing.final
+class Decision(_message.Message):
+    """One decision."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGE_NS_FIELD_NUMBER: _builtins.int
+    WHAT_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    REPLICA_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_RECOMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
+    age_ns: _builtins.int
+    """How long ago, in nanoseconds."""
+    what: _builtins.str
+    """What: queued, scheduled, preempted, ..."""
+    reason: _builtins.str
+    """Why, for people."""
+    replica: _builtins.str
+    """Name of the replica. Empty: none."""
+    num_blocks: _builtins.int
+    """Blocks that it got or gave back."""
+    num_cached_tokens: _builtins.int
+    """Tokens found cached."""
+    num_recomputed_tokens: _builtins.int
+    """Tokens computed again."""
+    def __init__(
+        self,
+        *,
+        age_ns: _builtins.int = ...,
+        what: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        replica: _builtins.str = ...,
+        num_blocks: _builtins.int = ...,
+        num_cached_tokens: _builtins.int = ...,
+        num_recomputed_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ns", b"age_ns", "num_blocks", b"num_blocks", "num_cached_tokens", b"num_cached_tokens", "num_recomputed_tokens", b"num_recomputed_tokens", "reason", b"reason", "replica", b"replica", "what", b"what"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Decision: _TypeAlias = Decision  # noqa: Y015
+
+@_typing.final
+class UpdateRequest(_message.Message):
+    """Asks for a change of live sequences."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    DEADLINE_NS_FIELD_NUMBER: _builtins.int
+    priority: _builtins.int
+    """The new priority. Unset: unchanged."""
+    deadline_ns: _builtins.int
+    """Nanoseconds from now until the result is worthless. Unset: unchanged."""
+    @_builtins.property
+    def name(self) -> Global___SequenceName:
+        """Which."""
+
+    def __init__(
+        self,
+        *,
+        name: Global___SequenceName | None = ...,
+        priority: _builtins.int | None = ...,
+        deadline_ns: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_ns", b"_deadline_ns", "_priority", b"_priority", "deadline_ns", b"deadline_ns", "name", b"name", "priority", b"priority"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_ns", b"_deadline_ns", "_priority", b"_priority", "deadline_ns", b"deadline_ns", "name", b"name", "priority", b"priority"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__deadline_ns: _TypeAlias = _typing.Literal["deadline_ns"]  # noqa: Y015
+    _WhichOneofArgType__deadline_ns: _TypeAlias = _typing.Literal["_deadline_ns", b"_deadline_ns"]  # noqa: Y015
+    _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
+    _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__deadline_ns) -> _WhichOneofReturnType__deadline_ns | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
+
+Global___UpdateRequest: _TypeAlias = UpdateRequest  # noqa: Y015
+
+@_typing.final
+class UpdateResponse(_message.Message):
+    """What was changed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The sequences."""
+
+    def __init__(
+        self,
+        *,
+        sequence_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequence_ids", b"sequence_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateResponse: _TypeAlias = UpdateResponse  # noqa: Y015
+
+@_typing.final
+class CancelRequest(_message.Message):
+    """Asks to end live sequences."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def name(self) -> Global___SequenceName:
+        """Which."""
+
+    def __init__(
+        self,
+        *,
+        name: Global___SequenceName | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelRequest: _TypeAlias = CancelRequest  # noqa: Y015
+
+@_typing.final
+class CancelResponse(_message.Message):
+    """What was ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The sequences."""
+
+    def __init__(
+        self,
+        *,
+        sequence_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequence_ids", b"sequence_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelResponse: _TypeAlias = CancelResponse  # noqa: Y015
+
+@_typing.final
+class DrainRequest(_message.Message):
+    """Asks a replica to drain, or to serve again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: _builtins.int
+    UNDO_FIELD_NUMBER: _builtins.int
+    replica: _builtins.str
+    """Name of the replica."""
+    undo: _builtins.bool
+    """Take new sequences again. Default false."""
+    def __init__(
+        self,
+        *,
+        replica: _builtins.str = ...,
+        undo: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replica", b"replica", "undo", b"undo"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
+
+@_typing.final
+class DrainResponse(_message.Message):
+    """How the drain begins."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_RUNNING_FIELD_NUMBER: _builtins.int
+    num_running: _builtins.int
+    """Sequences that still run there."""
+    def __init__(
+        self,
+        *,
+        num_running: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_running", b"num_running"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
+
+@_typing.final
+class DumpRecorderRequest(_message.Message):
+    """Asks for the flight recorder's content."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DumpRecorderRequest: _TypeAlias = DumpRecorderRequest  # noqa: Y015
+
+@_typing.final
+class DumpRecorderResponse(_message.Message):
+    """A piece of the file."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """The next bytes."""
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DumpRecorderResponse: _TypeAlias = DumpRecorderResponse  # noqa: Y015

@@ -210,6 +210,36 @@ class ControlServiceStub:
                 request_serializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.ResetPrefixCacheRequest.SerializeToString,
                 response_deserializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.ResetPrefixCacheResponse.FromString,
                 _registered_method=True)
+        self.GetStatistics = channel.unary_unary(
+                '/octavo.internal.v1.ControlService/GetStatistics',
+                request_serializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.GetStatisticsRequest.SerializeToString,
+                response_deserializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.GetStatisticsResponse.FromString,
+                _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/octavo.internal.v1.ControlService/Explain',
+                request_serializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.ExplainResponse.FromString,
+                _registered_method=True)
+        self.Update = channel.unary_unary(
+                '/octavo.internal.v1.ControlService/Update',
+                request_serializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.UpdateRequest.SerializeToString,
+                response_deserializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.UpdateResponse.FromString,
+                _registered_method=True)
+        self.Cancel = channel.unary_unary(
+                '/octavo.internal.v1.ControlService/Cancel',
+                request_serializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.CancelRequest.SerializeToString,
+                response_deserializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.CancelResponse.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/octavo.internal.v1.ControlService/Drain',
+                request_serializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.DrainRequest.SerializeToString,
+                response_deserializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.DrainResponse.FromString,
+                _registered_method=True)
+        self.DumpRecorder = channel.unary_stream(
+                '/octavo.internal.v1.ControlService/DumpRecorder',
+                request_serializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.DumpRecorderRequest.SerializeToString,
+                response_deserializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.DumpRecorderResponse.FromString,
+                _registered_method=True)
 
 
 class ControlServiceServicer:
@@ -230,6 +260,48 @@ class ControlServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetStatistics(self, request, context):
+        """The load of everything at this moment: queues, tenants, replicas with both KV tiers and their counters.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Explain(self, request, context):
+        """Each decision that touched a request, with its reason. NOT_FOUND for one that is neither live nor remembered.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Update(self, request, context):
+        """Changes the priority or the deadline of live sequences. NOT_FOUND when no live one is named so.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Cancel(self, request, context):
+        """Ends live sequences with a final status. NOT_FOUND when no live one is named so.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """A replica takes no new sequences, what runs there ends, what waits goes to others. NOT_FOUND for an unknown name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DumpRecorder(self, request, context):
+        """The flight recorder's file, in pieces. FAILED_PRECONDITION when nothing is recorded.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -242,6 +314,36 @@ def add_ControlServiceServicer_to_server(servicer, server):
                     servicer.ResetPrefixCache,
                     request_deserializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.ResetPrefixCacheRequest.FromString,
                     response_serializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.ResetPrefixCacheResponse.SerializeToString,
+            ),
+            'GetStatistics': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetStatistics,
+                    request_deserializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.GetStatisticsRequest.FromString,
+                    response_serializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.GetStatisticsResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.ExplainRequest.FromString,
+                    response_serializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.ExplainResponse.SerializeToString,
+            ),
+            'Update': grpc.unary_unary_rpc_method_handler(
+                    servicer.Update,
+                    request_deserializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.UpdateRequest.FromString,
+                    response_serializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.UpdateResponse.SerializeToString,
+            ),
+            'Cancel': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cancel,
+                    request_deserializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.CancelRequest.FromString,
+                    response_serializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.CancelResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.DrainRequest.FromString,
+                    response_serializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.DrainResponse.SerializeToString,
+            ),
+            'DumpRecorder': grpc.unary_stream_rpc_method_handler(
+                    servicer.DumpRecorder,
+                    request_deserializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.DumpRecorderRequest.FromString,
+                    response_serializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.DumpRecorderResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -299,6 +401,168 @@ class ControlService:
             '/octavo.internal.v1.ControlService/ResetPrefixCache',
             octavo_dot_internal_dot_v1_dot_scheduler__pb2.ResetPrefixCacheRequest.SerializeToString,
             octavo_dot_internal_dot_v1_dot_scheduler__pb2.ResetPrefixCacheResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetStatistics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.internal.v1.ControlService/GetStatistics',
+            octavo_dot_internal_dot_v1_dot_scheduler__pb2.GetStatisticsRequest.SerializeToString,
+            octavo_dot_internal_dot_v1_dot_scheduler__pb2.GetStatisticsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.internal.v1.ControlService/Explain',
+            octavo_dot_internal_dot_v1_dot_scheduler__pb2.ExplainRequest.SerializeToString,
+            octavo_dot_internal_dot_v1_dot_scheduler__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Update(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.internal.v1.ControlService/Update',
+            octavo_dot_internal_dot_v1_dot_scheduler__pb2.UpdateRequest.SerializeToString,
+            octavo_dot_internal_dot_v1_dot_scheduler__pb2.UpdateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cancel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.internal.v1.ControlService/Cancel',
+            octavo_dot_internal_dot_v1_dot_scheduler__pb2.CancelRequest.SerializeToString,
+            octavo_dot_internal_dot_v1_dot_scheduler__pb2.CancelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.internal.v1.ControlService/Drain',
+            octavo_dot_internal_dot_v1_dot_scheduler__pb2.DrainRequest.SerializeToString,
+            octavo_dot_internal_dot_v1_dot_scheduler__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DumpRecorder(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/octavo.internal.v1.ControlService/DumpRecorder',
+            octavo_dot_internal_dot_v1_dot_scheduler__pb2.DumpRecorderRequest.SerializeToString,
+            octavo_dot_internal_dot_v1_dot_scheduler__pb2.DumpRecorderResponse.FromString,
             options,
             channel_credentials,
             insecure,

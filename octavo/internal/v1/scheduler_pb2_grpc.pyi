@@ -98,6 +98,18 @@ class ControlServiceStub:
     """The replicas with their load."""
     ResetPrefixCache: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ResetPrefixCacheRequest, _scheduler_pb2.ResetPrefixCacheResponse]
     """Forgets every cached prefix that no running sequence holds."""
+    GetStatistics: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GetStatisticsRequest, _scheduler_pb2.GetStatisticsResponse]
+    """The load of everything at this moment: queues, tenants, replicas with both KV tiers and their counters."""
+    Explain: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ExplainRequest, _scheduler_pb2.ExplainResponse]
+    """Each decision that touched a request, with its reason. NOT_FOUND for one that is neither live nor remembered."""
+    Update: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.UpdateRequest, _scheduler_pb2.UpdateResponse]
+    """Changes the priority or the deadline of live sequences. NOT_FOUND when no live one is named so."""
+    Cancel: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.CancelRequest, _scheduler_pb2.CancelResponse]
+    """Ends live sequences with a final status. NOT_FOUND when no live one is named so."""
+    Drain: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.DrainRequest, _scheduler_pb2.DrainResponse]
+    """A replica takes no new sequences, what runs there ends, what waits goes to others. NOT_FOUND for an unknown name."""
+    DumpRecorder: _grpc.UnaryStreamMultiCallable[_scheduler_pb2.DumpRecorderRequest, _scheduler_pb2.DumpRecorderResponse]
+    """The flight recorder's file, in pieces. FAILED_PRECONDITION when nothing is recorded."""
 
 @_typing.type_check_only
 class ControlServiceAsyncStub(ControlServiceStub):
@@ -108,6 +120,18 @@ class ControlServiceAsyncStub(ControlServiceStub):
     """The replicas with their load."""
     ResetPrefixCache: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ResetPrefixCacheRequest, _scheduler_pb2.ResetPrefixCacheResponse]  # type: ignore[assignment]
     """Forgets every cached prefix that no running sequence holds."""
+    GetStatistics: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GetStatisticsRequest, _scheduler_pb2.GetStatisticsResponse]  # type: ignore[assignment]
+    """The load of everything at this moment: queues, tenants, replicas with both KV tiers and their counters."""
+    Explain: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ExplainRequest, _scheduler_pb2.ExplainResponse]  # type: ignore[assignment]
+    """Each decision that touched a request, with its reason. NOT_FOUND for one that is neither live nor remembered."""
+    Update: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.UpdateRequest, _scheduler_pb2.UpdateResponse]  # type: ignore[assignment]
+    """Changes the priority or the deadline of live sequences. NOT_FOUND when no live one is named so."""
+    Cancel: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.CancelRequest, _scheduler_pb2.CancelResponse]  # type: ignore[assignment]
+    """Ends live sequences with a final status. NOT_FOUND when no live one is named so."""
+    Drain: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.DrainRequest, _scheduler_pb2.DrainResponse]  # type: ignore[assignment]
+    """A replica takes no new sequences, what runs there ends, what waits goes to others. NOT_FOUND for an unknown name."""
+    DumpRecorder: _aio.UnaryStreamMultiCallable[_scheduler_pb2.DumpRecorderRequest, _scheduler_pb2.DumpRecorderResponse]  # type: ignore[assignment]
+    """The flight recorder's file, in pieces. FAILED_PRECONDITION when nothing is recorded."""
 
 class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
     """For operators and tests."""
@@ -127,5 +151,53 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.ResetPrefixCacheResponse, _abc.Awaitable[_scheduler_pb2.ResetPrefixCacheResponse]]:
         """Forgets every cached prefix that no running sequence holds."""
+
+    @_abc_1.abstractmethod
+    def GetStatistics(
+        self,
+        request: _scheduler_pb2.GetStatisticsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.GetStatisticsResponse, _abc.Awaitable[_scheduler_pb2.GetStatisticsResponse]]:
+        """The load of everything at this moment: queues, tenants, replicas with both KV tiers and their counters."""
+
+    @_abc_1.abstractmethod
+    def Explain(
+        self,
+        request: _scheduler_pb2.ExplainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.ExplainResponse, _abc.Awaitable[_scheduler_pb2.ExplainResponse]]:
+        """Each decision that touched a request, with its reason. NOT_FOUND for one that is neither live nor remembered."""
+
+    @_abc_1.abstractmethod
+    def Update(
+        self,
+        request: _scheduler_pb2.UpdateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.UpdateResponse, _abc.Awaitable[_scheduler_pb2.UpdateResponse]]:
+        """Changes the priority or the deadline of live sequences. NOT_FOUND when no live one is named so."""
+
+    @_abc_1.abstractmethod
+    def Cancel(
+        self,
+        request: _scheduler_pb2.CancelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.CancelResponse, _abc.Awaitable[_scheduler_pb2.CancelResponse]]:
+        """Ends live sequences with a final status. NOT_FOUND when no live one is named so."""
+
+    @_abc_1.abstractmethod
+    def Drain(
+        self,
+        request: _scheduler_pb2.DrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.DrainResponse, _abc.Awaitable[_scheduler_pb2.DrainResponse]]:
+        """A replica takes no new sequences, what runs there ends, what waits goes to others. NOT_FOUND for an unknown name."""
+
+    @_abc_1.abstractmethod
+    def DumpRecorder(
+        self,
+        request: _scheduler_pb2.DumpRecorderRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_scheduler_pb2.DumpRecorderResponse], _abc.AsyncIterator[_scheduler_pb2.DumpRecorderResponse]]:
+        """The flight recorder's file, in pieces. FAILED_PRECONDITION when nothing is recorded."""
 
 def add_ControlServiceServicer_to_server(servicer: ControlServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -253,12 +253,15 @@ class StepResult(_message.Message):
     FINISH_REASONS_FIELD_NUMBER: _builtins.int
     UNDELIVERED_ROWS_FIELD_NUMBER: _builtins.int
     DURATION_NS_FIELD_NUMBER: _builtins.int
+    COPY_NS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """The worker's incarnation."""
     step: _builtins.int
     """The plan's step."""
     duration_ns: _builtins.int
     """Wall time of the step on the worker, in nanoseconds."""
+    copy_ns: _builtins.int
+    """Of that, or beside it: time that the plan's copies between the tiers took. 0: none, or not measured."""
     @_builtins.property
     def num_sampled(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Per row: tokens sampled (0 for an inner chunk, for a row that had ended, and for an unlisted end token)."""
@@ -285,10 +288,11 @@ class StepResult(_message.Message):
         finish_reasons: _abc.Iterable[_types_pb2.FinishReason.ValueType] | None = ...,
         undelivered_rows: _abc.Iterable[_builtins.int] | None = ...,
         duration_ns: _builtins.int = ...,
+        copy_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_ns", b"duration_ns", "finish_reasons", b"finish_reasons", "incarnation", b"incarnation", "num_sampled", b"num_sampled", "step", b"step", "token_ids", b"token_ids", "undelivered_rows", b"undelivered_rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copy_ns", b"copy_ns", "duration_ns", b"duration_ns", "finish_reasons", b"finish_reasons", "incarnation", b"incarnation", "num_sampled", b"num_sampled", "step", b"step", "token_ids", b"token_ids", "undelivered_rows", b"undelivered_rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
