@@ -47,7 +47,10 @@ class SlotSampling:
 
 @dataclass(frozen=True)
 class _Group:
-    """What admission decided for the rows in `slots` (an array's bytes); no history or forbidden id is in the batch."""
+    """What admission decided for the rows in `slots` (an array's bytes).
+
+    The batch has no histories and forbidden ids; its positions are overwritten from step to step.
+    """
 
     slots: bytes
     own: tuple[SlotSampling, ...]
@@ -69,7 +72,8 @@ class SamplingTable:
         self._repetition_penalties: FloatArray = np.ones(slots, np.float32)
         self._frequency_penalties: FloatArray = np.zeros(slots, np.float32)
         self._presence_penalties: FloatArray = np.zeros(slots, np.float32)
-        self._max_tokens: Int64Array = np.zeros(slots, np.int64)
+        # Tokens, prompt and output, at which the row ends for its length.
+        self._longest: Int64Array = np.zeros(slots, np.int64)
         self._min_tokens: Int64Array = np.zeros(slots, np.int64)
         self._slots: list[SlotSampling | None] = [None] * slots
         # [vocab_size]: ids that are, or once were, an end or stop id of some row. Few tokens need a closer look.
@@ -102,7 +106,8 @@ class SamplingTable:
         self._repetition_penalties[slot] = params.repetition_penalty
         self._frequency_penalties[slot] = params.frequency_penalty
         self._presence_penalties[slot] = params.presence_penalty
-        self._max_tokens[slot] = params.max_tokens
+        num_prompt = int(self._rows.num_prompt_tokens[slot])
+        self._longest[slot] = min(num_prompt + params.max_tokens, self._rows.limits.max_model_len)
         self._min_tokens[slot] = params.min_tokens
         self.wants_prompt_logprobs[slot] = params.HasField("num_prompt_logprobs")
 
@@ -113,7 +118,8 @@ class SamplingTable:
             group = self._group = self._make_group(slots)
         rows = self._rows
         num_tokens = rows.num_tokens[slots]
-        batch = replace(group.batch, positions=torch.from_numpy(num_tokens))
+        batch = group.batch
+        batch.positions.numpy()[:] = num_tokens
         if group.penalised.any():
             histories = [
                 rows.token_ids[slot, :length] if penalised else _NO_IDS
@@ -167,12 +173,12 @@ class SamplingTable:
         The end set comes before the request's stop ids, and both before a length: a sequence whose last permitted
         token is an end token ended by it.
         """
-        rows = self._rows
-        num_tokens = rows.num_tokens[slots] + 1
-        num_outputs = num_tokens - rows.num_prompt_tokens[slots]
-        at_length = (num_outputs >= self._max_tokens[slots]) | (num_tokens >= rows.limits.max_model_len)
-        reasons = np.where(at_length, types_pb2.FINISH_REASON_LENGTH, 0).astype(np.int64)
-        for index in np.flatnonzero(self._ends_some[np.where(finite, token_ids, 0)]).tolist():
+        at_length = self._rows.num_tokens[slots] + 1 >= self._longest[slots]
+        reasons = at_length * np.int64(types_pb2.FINISH_REASON_LENGTH)
+        if not finite.all():
+            # Their token ids mean nothing.
+            token_ids = np.where(finite, token_ids, 0)
+        for index in np.flatnonzero(self._ends_some[token_ids]).tolist():
             own, token_id = self[int(slots[index])], int(token_ids[index])
             if token_id in own.end_ids:
                 reasons[index] = types_pb2.FINISH_REASON_END_TOKEN

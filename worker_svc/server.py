@@ -11,16 +11,36 @@ import logging
 import os
 import socket
 import threading
+from collections.abc import Callable
 from queue import SimpleQueue
+from typing import TYPE_CHECKING, Protocol
 
-from octavo.internal.v1 import scheduler_pb2, types_pb2
+from octavo.internal.v1 import scheduler_pb2, types_pb2, worker_pb2
 from octavo.phases import Abandoned, Phase, Phases
 from octavo.process import Shutdown
 from worker_svc.attach import Inbox, SchedulerLink, Stop
 from worker_svc.config import WorkerConfig
+from worker_svc.process_memory import keep_freed_memory
 from worker_svc.threads import limit_spinning
 
+if TYPE_CHECKING:
+    from worker_svc.engine import StepRunner
+    from worker_svc.threads import StepThreads
+
 _LOG = logging.getLogger(__name__)
+
+
+class Loaded(Protocol):
+    """A worker that can produce tokens, and what it says of itself."""
+
+    @property
+    def runner(self) -> StepRunner: ...
+
+    @property
+    def hello(self) -> worker_pb2.Hello: ...
+
+    @property
+    def threads(self) -> StepThreads | None: ...
 
 
 def main(config: WorkerConfig) -> int:
@@ -52,12 +72,14 @@ def _serve(config: WorkerConfig, name: str, link: SchedulerLink, inbox: Inbox, s
 
     phases = Phases(report)
     limit_spinning(os.environ)
+    keep_freed_memory()
     # What the start makes lives as long as the process: the collector would walk it again and again, for nothing.
     gc.disable()
     with phases.phase("import"):
         from worker_svc.engine import Engine
-        from worker_svc.loading import load
         from worker_svc.token_outlet import TokenOutlet
+
+        load = _loader(config)
     loaded = load(config, phases)
     loaded.hello.name = name
     gc.freeze()
@@ -69,6 +91,17 @@ def _serve(config: WorkerConfig, name: str, link: SchedulerLink, inbox: Inbox, s
         Engine(loaded.runner, outlet, inbox, loaded.threads).run(lambda: shutdown.draining)
     finally:
         outlet.close()
+
+
+def _loader(config: WorkerConfig) -> Callable[[WorkerConfig, Phases], Loaded]:
+    """What becomes of the model's files; importing the real one takes torch with it."""
+    if config.simulate:
+        from worker_svc.simulated import load_simulation
+
+        return load_simulation
+    from worker_svc.loading import load
+
+    return load
 
 
 def _starting(name: str, phase: Phase, seconds: float) -> scheduler_pb2.WorkerStarting:
