@@ -40,7 +40,7 @@ _LOG_INTERVAL_S = 10.0
 
 # Iterations that libgomp spins at a barrier before it sleeps; its own default of 300,000 is milliseconds, longer than
 # any pause inside a step, and holds a core that the awaited thread may need.
-_SPIN_COUNT = "4000"
+_SPIN_COUNT = "10000"
 
 
 def limit_spinning(environment: MutableMapping[str, str]) -> None:
