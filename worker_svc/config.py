@@ -52,7 +52,9 @@ class WorkerConfig:
         choices=("auto", "reference", "cpu"),
     )
     num_threads: int | None = option(
-        None, "Threads of one step; when unset one a core that this process may use, and fewer while others take a core.", limits=_AT_LEAST_ONE
+        None,
+        "Threads of one step; when unset one a core that this process may use, and fewer while others take a core.",
+        limits=_AT_LEAST_ONE,
     )
     seed: int = option(0, "Seed of requests that bring none.", limits=Limits(-(2**63), 2**63 - 1))
     log_level: str = option("info", "Least serious messages that are logged.", choices=LOG_LEVELS)
