@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from octavo.cost_model import parse_costs
 from octavo.options import DEFAULT_MODEL, LOG_LEVELS, Limits, OptionError, argument, check_values, option
 
 _AT_LEAST_ONE = Limits(minimum=1)
@@ -46,6 +47,11 @@ class WorkerConfig:
     max_num_batched_tokens: int = option(
         512, "Most tokens computed in one step, prefill and decode together.", limits=Limits(1, 65536)
     )
+    swap_space: float = option(
+        0.0,
+        "Host memory in GiB to which KV blocks are copied that the cache evicts, and from which they are copied back.",
+        limits=Limits(0, 2**20),
+    )
     kernels: str = option(
         "auto",
         "Kernels to compute with; auto takes the fastest that this machine runs.",
@@ -55,6 +61,10 @@ class WorkerConfig:
         None,
         "Threads of one step; when unset one a core that this process may use, and fewer while others take a core.",
         limits=_AT_LEAST_ONE,
+    )
+    simulate: bool = option(False, "Compute nothing: take as long as --simulated-costs says, and make the text up.")
+    simulated_costs: str = option(
+        "", "What a simulated step costs, as name=number,...; see `octavo plan --help` for the names and defaults."
     )
     seed: int = option(0, "Seed of requests that bring none.", limits=Limits(-(2**63), 2**63 - 1))
     log_level: str = option("info", "Least serious messages that are logged.", choices=LOG_LEVELS)
@@ -68,6 +78,12 @@ class WorkerConfig:
                 "says the size of the KV cache, and so does --kv-cache-memory",
                 "Give one of the two",
             )
+        try:
+            parse_costs(self.simulated_costs)
+        except ValueError as error:
+            raise OptionError(
+                "--simulated-costs", self.simulated_costs, str(error), "Use prefill_tokens_per_s=5000,step_ms=20"
+            ) from None
         if self.max_num_seqs > self.max_num_batched_tokens:
             raise OptionError(
                 "--max-num-seqs",
@@ -77,8 +93,21 @@ class WorkerConfig:
                 f"Use at most {self.max_num_batched_tokens}, or raise --max-num-batched-tokens",
             )
 
+    @property
+    def swap_bytes(self) -> int:
+        """The size of the host tier in bytes."""
+        return int(self.swap_space * 2**30)
+
     def without_effect(self) -> tuple[tuple[str, str], ...]:
         """Fields whose value changes nothing because another decides, each with the reason."""
+        if self.simulate:
+            reason = "--simulate computes nothing"
+            return tuple((name, reason) for name in ("dtype", "kernels", "num_threads", "kv_memory_fraction"))
+        if self.simulated_costs:
+            return (("simulated_costs", "--simulate is not given"), *self._overruled_sizes())
+        return self._overruled_sizes()
+
+    def _overruled_sizes(self) -> tuple[tuple[str, str], ...]:
         if self.num_kv_blocks is not None:
             return (("kv_memory_fraction", "--num-kv-blocks fixes the size of the KV cache"),)
         if self.kv_cache_memory is not None:

@@ -9,23 +9,42 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from octavo.internal.v1 import scheduler_pb2, worker_pb2
 from worker_svc.attach import Attachment, Event, Inbox, Lost, Opened, Received, Stop
 from worker_svc.messages import step_result, token_batches
 from worker_svc.outcome import StepOutcome
 from worker_svc.rows import PlanError
-from worker_svc.runner import Runner
 from worker_svc.threads import StepThreads
 from worker_svc.token_outlet import TokenOutlet
 
 _LOG = logging.getLogger(__name__)
 
 
+class StepRunner(Protocol):
+    """What executes plans: `worker_svc.runner.Runner`, or a simulated one."""
+
+    @property
+    def num_live_rows(self) -> int:
+        """Rows that have not ended."""
+        ...
+
+    def reset(self) -> None:
+        """Forgets every row and expects step 1 next."""
+        ...
+
+    def run(self, plan: worker_pb2.StepPlan) -> StepOutcome:
+        """One step. Raises PlanError when the plan disagrees with the rows."""
+        ...
+
+
 class Engine:
     """Owns the runner and the outlet. Every method runs in the step thread."""
 
-    def __init__(self, runner: Runner, outlet: TokenOutlet, inbox: Inbox, threads: StepThreads | None = None) -> None:
+    def __init__(
+        self, runner: StepRunner, outlet: TokenOutlet, inbox: Inbox, threads: StepThreads | None = None
+    ) -> None:
         self._runner = runner
         self._outlet = outlet
         self._inbox = inbox

@@ -132,4 +132,5 @@ def step_result(
         finish_reasons=reasons.tolist(),  # type: ignore[arg-type]
         undelivered_rows=sorted(undelivered_rows),
         duration_ns=duration_ns,
+        copy_ns=outcome.copy_ns,
     )

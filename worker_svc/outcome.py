@@ -102,3 +102,5 @@ class StepOutcome:
     # Disjoint groups of rows: those that sampled, those that failed before they could.
     sampled: tuple[SampledRows, ...]
     prompt_stretches: tuple[PromptStretch, ...]
+    # Wall time of the plan's block copies.
+    copy_ns: int = 0

@@ -1,13 +1,14 @@
 """Executes step plans on one replica: applies the plan's deltas to the rows, runs the model, samples, ends rows.
 
 The order of effects is the protocol's: releases, admissions, appended blocks, block copies, compute. Knows rows, model
-and kernels; no sockets and no clock. Raises PlanError for a plan that disagrees with the rows; the caller then drops
+and kernels; no sockets. Raises PlanError for a plan that disagrees with the rows; the caller then drops
 them all (`reset`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -75,8 +76,8 @@ class Runner:
         self._last_step = plan.step
         self._apply_deltas(plan)
         slots, counts = self._checked_rows(plan)
-        self._copy_blocks(plan)
-        return self._compute(plan.step, slots, counts)
+        copy_ns = self._copy_blocks(plan)
+        return replace(self._compute(plan.step, slots, counts), copy_ns=copy_ns)
 
     def _apply_deltas(self, plan: worker_pb2.StepPlan) -> None:
         for slot in plan.released_slots:
@@ -121,18 +122,21 @@ class Runner:
         self._rows.check_run(slots, starts, counts)
         return slots, counts
 
-    def _copy_blocks(self, plan: worker_pb2.StepPlan) -> None:
+    def _copy_blocks(self, plan: worker_pb2.StepPlan) -> int:
+        """Between the tiers; returns the nanoseconds that it took, by which the scheduler weighs copies."""
         device_to_host = list(plan.demote_device_ids), list(plan.demote_host_ids)
         host_to_device = list(plan.promote_host_ids), list(plan.promote_device_ids)
         if not any((*device_to_host, *host_to_device)):
-            return
+            return 0
         if self._host_cache is None:
             raise PlanError("the plan copies blocks between device and host, the worker has no host blocks")
+        begun_ns = time.perf_counter_ns()
         try:
             self._backend.copy_blocks(self._cache, device_to_host[0], self._host_cache, device_to_host[1])
             self._backend.copy_blocks(self._host_cache, host_to_device[0], self._cache, host_to_device[1])
         except ValueError as error:
             raise PlanError(f"the plan's block copies: {error}") from error
+        return time.perf_counter_ns() - begun_ns
 
     def _compute(self, step: int, plan_slots: Int64Array, plan_counts: Int64Array) -> StepOutcome:
         """Runs the live rows. A row samples when the step reaches the end of its known tokens."""

@@ -10,11 +10,12 @@ from octavo.checks.types import PROCESSES, Check, Facts, Finding, Severity
 CHECKS: tuple[Check, ...] = (*installation.CHECKS, *ports.CHECKS, *model.CHECKS, *memory.CHECKS)
 
 
-def checks_for(process: str) -> tuple[Check, ...]:
-    """The checks that concern the start of one process. Raises ValueError for an unknown one."""
-    if process not in PROCESSES:
-        raise ValueError(f"process {process!r} is not one of {', '.join(PROCESSES)}")
-    return tuple(check for check in CHECKS if process in check.processes)
+def checks_for(*processes: str) -> tuple[Check, ...]:
+    """The checks that concern the start of any of these processes. Raises ValueError for an unknown one."""
+    for process in processes:
+        if process not in PROCESSES:
+            raise ValueError(f"process {process!r} is not one of {', '.join(PROCESSES)}")
+    return tuple(check for check in CHECKS if not set(processes).isdisjoint(check.processes))
 
 
 def run_checks(facts: Facts, checks: Iterable[Check] = CHECKS) -> tuple[Finding, ...]:

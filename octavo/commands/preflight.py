@@ -32,8 +32,18 @@ def check_service(name: str, config: Any) -> None:
     elif isinstance(config, SchedulerConfig):
         ports = [collect.PortRequest("--port", config.host, config.port)]
     elif isinstance(config, WorkerConfig):
+        if config.simulate:
+            return  # it reads no weights and takes no memory; that there is a tokenizer it says itself
         model = model_request(config)
     enforce(run_checks(collect.collect(ports, model), checks_for(name)))
+
+
+def check_stack(router: RouterConfig, worker: WorkerConfig) -> None:
+    """Check what a whole stack needs. Raises StartError with the first failure."""
+    if worker.simulate:
+        enforce(run_checks(collect.collect(router_ports(router), None), checks_for("router", "scheduler")))
+    else:
+        enforce(run_checks(collect.collect(router_ports(router), model_request(worker))))
 
 
 def enforce(findings: Sequence[Finding]) -> None:

@@ -17,7 +17,6 @@ RENAMED: Mapping[str, str] = {
         "--num-kv-blocks N, or --kv-memory-fraction, a share of the memory the weights leave free"
     ),
     "--kv-cache-dtype": "does not exist: the KV cache has the precision of --dtype",
-    "--swap-space": "does not exist: a preempted sequence is computed again, nothing is swapped to disk or host",
     "--cpu-offload-gb": "does not exist: weights stay where the worker computes",
     "--preemption-mode": "does not exist: preemption is by recomputation",
     "--enforce-eager": "does not exist: nothing is captured or compiled at start",

@@ -11,8 +11,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from octavo.checks.collect import collect
-from octavo.checks.registry import run_checks
 from octavo.commands import command_line, preflight
 from octavo.commands.command_line import ServeConfig
 from octavo.commands.services import say_cause
@@ -51,8 +49,7 @@ def serve(words: Sequence[str]) -> int:
     setup_logging("serve", stack.router.log_level)
     try:
         # Before the internal port is chosen nothing of ours listens, so a port in use is somebody else's.
-        facts = collect(preflight.router_ports(stack.router), preflight.model_request(stack.worker))
-        preflight.enforce(run_checks(facts))
+        preflight.check_stack(stack.router, stack.worker)
         return asyncio.run(_supervise(stack))
     except Exception as error:
         return say_cause("octavo serve", "all", error)

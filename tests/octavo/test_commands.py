@@ -23,7 +23,7 @@ from worker_svc.config import WorkerConfig
     [
         ("--gpu-memory-utilization", "--kv-cache-memory"),
         ("--gpu_memory_utilization", "--kv-cache-memory"),
-        ("--swap-space", "computed again"),
+        ("--cpu-offload-gb", "weights stay"),
         ("--enforce-eager", "nothing is captured"),
         ("--no-enable-chunked-prefill", "always computed in chunks"),
         ("--tensor-parallel-size", "not supported yet"),
@@ -61,10 +61,10 @@ def test_a_misspelled_option_is_answered_with_the_nearest() -> None:
 
 def test_each_unknown_option_is_answered_and_the_status_is_two(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        parse("serve", "", ["--swap-space", "4", "--dytpe", "float32"])
+        parse("serve", "", ["--cpu-offload-gb", "4", "--dytpe", "float32"])
     assert caught.value.code == 2
     first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith("octavo serve: --swap-space does not exist")
+    assert first.startswith("octavo serve: --cpu-offload-gb does not exist")
     assert second == "octavo serve: --dytpe is not an option; did you mean --dtype?"
 
 
