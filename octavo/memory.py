@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from octavo.model_families import FAMILIES, Family, architecture_of, completed, longest_context, rope_parameters
+
 DTYPE_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 BF16_INSTRUCTIONS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
@@ -26,7 +28,7 @@ _LOGIT_COPIES = 4  # raw, processed, their log-softmax or noise, and the sort or
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The numbers of a decoder of the Llama family that decide its memory."""
+    """The numbers of a decoder that decide its memory."""
 
     num_layers: int
     hidden_size: int
@@ -37,39 +39,54 @@ class ModelShape:
     vocab_size: int
     max_model_len: int
     tied_embeddings: bool
+    # Items of one layer's norms and biases.
+    layer_vector_items: int
+    # Items of one position in the rotary tables, cosines and sines of every distinct table.
+    rope_position_items: int
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelShape:
-        """From the fields of a Hugging Face config.json. Raises KeyError naming a field that is missing."""
-        heads = int(config["num_attention_heads"])
+        """From the fields of a Hugging Face config.json.
+
+        Raises KeyError naming a field that is missing, ModelConfigError for an architecture that is not supported.
+        """
+        fields, family = completed(config), FAMILIES[architecture_of(config)]
+        heads, hidden = int(fields["num_attention_heads"]), int(fields["hidden_size"])
+        kv_heads = int(fields.get("num_key_value_heads") or heads)
+        head_dim = int(fields.get("head_dim") or hidden // heads)
         return cls(
-            num_layers=int(config["num_hidden_layers"]),
-            hidden_size=int(config["hidden_size"]),
-            intermediate_size=int(config["intermediate_size"]),
+            num_layers=int(fields["num_hidden_layers"]),
+            hidden_size=hidden,
+            intermediate_size=int(fields["intermediate_size"]),
             num_heads=heads,
-            num_kv_heads=int(config.get("num_key_value_heads") or heads),
-            head_dim=int(config.get("head_dim") or int(config["hidden_size"]) // heads),
-            vocab_size=int(config["vocab_size"]),
-            max_model_len=int(config["max_position_embeddings"]),
-            tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            vocab_size=int(fields["vocab_size"]),
+            max_model_len=longest_context(fields),
+            tied_embeddings=bool(fields["tie_word_embeddings"]),
+            layer_vector_items=_vector_items(fields, family, (heads + 2 * kv_heads) * head_dim, head_dim),
+            rope_position_items=_rotary_dims(fields, family, head_dim),
         )
 
     @property
     def num_parameters(self) -> int:
-        """Weights of embedding, layers, norms and, unless tied, the output head; biases not counted."""
+        """Weights and biases of embedding, layers, norms and, unless tied, the output head."""
         attention = 2 * self.hidden_size * self.head_dim * (self.num_heads + self.num_kv_heads)
         mlp = 3 * self.hidden_size * self.intermediate_size
-        norms = 2 * self.hidden_size
         tables = (1 if self.tied_embeddings else 2) * self.vocab_size * self.hidden_size
-        return self.num_layers * (attention + mlp + norms) + self.hidden_size + tables
+        return self.num_layers * (attention + mlp + self.layer_vector_items) + self.hidden_size + tables
 
     def kv_block_bytes(self, block_size: int, dtype: str) -> int:
         """Bytes of one block over all layers: keys and values of `block_size` tokens."""
         per_token = 2 * self.num_layers * self.num_kv_heads * self.head_dim
         return per_token * block_size * DTYPE_BYTES[dtype]
 
+    def rope_bytes(self, max_model_len: int) -> int:
+        """Bytes of the rotary tables, fp32, for sequences of up to `max_model_len` tokens."""
+        return self.rope_position_items * max_model_len * 4
+
     def weight_bytes(self, dtype: str) -> int:
-        """Bytes of the weights as the worker holds them.
+        """Bytes of the weights as the worker holds them; rotary tables not counted.
 
         A tied output head is counted twice: the matrix product wants its own packed layout, while the
         embedding is read row by row.
@@ -86,6 +103,27 @@ class ModelShape:
         logits = _LOGIT_COPIES * max_num_seqs * self.vocab_size * 4
         row = 3 * self.hidden_size + 3 * self.intermediate_size + 2 * self.num_heads * self.head_dim
         return logits + max_num_batched_tokens * row * DTYPE_BYTES[dtype]
+
+
+def _vector_items(fields: Mapping[str, Any], family: Family, qkv_width: int, head_dim: int) -> int:
+    """Items of a layer's norms and biases."""
+    hidden, intermediate = int(fields["hidden_size"]), int(fields["intermediate_size"])
+    attention_bias, mlp_bias = (
+        name in family.bias_flags and bool(fields.get(name)) for name in ("attention_bias", "mlp_bias")
+    )
+    return (
+        (4 if family.post_norms else 2) * hidden
+        + family.qk_norm * 2 * head_dim
+        + (family.qkv_bias or attention_bias) * qkv_width
+        + attention_bias * hidden
+        + mlp_bias * (2 * intermediate + hidden)
+    )
+
+
+def _rotary_dims(fields: Mapping[str, Any], family: Family, head_dim: int) -> int:
+    """Rotated dimensions of a head, summed over the distinct rotary tables."""
+    fraction = rope_parameters(fields).get("partial_rotary_factor") or fields.get("partial_rotary_factor") or 1.0
+    return int(head_dim * float(fraction)) + family.local_rope * head_dim
 
 
 @dataclass(frozen=True)
@@ -142,7 +180,7 @@ def size_kv_pool(request: KvRequest, block_bytes: int, free_bytes: int) -> KvPoo
 
 @dataclass(frozen=True)
 class MemoryPrediction:
-    """What a worker will hold, in bytes, by purpose."""
+    """What a worker will hold, in bytes, by purpose; rotary tables count as weights."""
 
     runtime_bytes: int
     weight_bytes: int
@@ -158,7 +196,7 @@ def predict(
     shape: ModelShape, dtype: str, request: KvRequest, max_num_batched_tokens: int, free_bytes: int
 ) -> tuple[MemoryPrediction, KvPool]:
     """Memory of a worker for this model, and the KV pool it gets, where `free_bytes` are free before it starts."""
-    weights = shape.weight_bytes(dtype)
+    weights = shape.weight_bytes(dtype) + shape.rope_bytes(request.max_model_len)
     workspace = shape.workspace_bytes(request.max_num_seqs, max_num_batched_tokens, dtype)
     left = free_bytes - RUNTIME_BYTES - weights - workspace
     pool = size_kv_pool(request, shape.kv_block_bytes(request.block_size, dtype), left)

@@ -21,15 +21,18 @@ _SAMPLE_BYTES = 4096
 _INCIDENTAL_FIELDS = frozenset({"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"})
 
 
-def model_fingerprint(source: ModelSource, weight_files: Iterable[Path]) -> str:
+def model_fingerprint(source: ModelSource, weight_files: Iterable[Path], served_length: int | None = None) -> str:
     """Hex digest of architecture and weights, in well under a second however large they are.
 
     A GGUF file counts with its SHA-256, which the cache remembers. Of safetensors files the header (names, shapes,
     offsets), the size, and 64 evenly spaced pages of content: fine-tunes and conversions of one model differ
     almost everywhere, so they differ there. It is no proof against somebody who edits single weights on purpose.
+    `served_length` is the longest sequence, for models whose keys depend on it.
     """
     config = json.loads((source.directory / "config.json").read_text(encoding="utf-8"))
     kept = {name: value for name, value in config.items() if name not in _INCIDENTAL_FIELDS}
+    if served_length is not None:
+        kept["served_length"] = served_length
     digest = hashlib.sha256(json.dumps(kept, sort_keys=True).encode())
     if source.is_gguf:
         digest.update(file_sha256(source.weights, cache_root()).encode())

@@ -16,6 +16,7 @@ from octavo.process import StartError
 from octavo.sizes import format_bytes
 from worker_svc.config import WorkerConfig
 from worker_svc.model.config import ModelConfig
+from worker_svc.model.names import layer_vector_items
 
 
 def model_shape(model: ModelConfig, max_model_len: int) -> ModelShape:
@@ -30,6 +31,8 @@ def model_shape(model: ModelConfig, max_model_len: int) -> ModelShape:
         vocab_size=model.num_embedding_rows,
         max_model_len=max_model_len,
         tied_embeddings=model.tied_embeddings,
+        layer_vector_items=layer_vector_items(model),
+        rope_position_items=sum(rope.rotary_dim for rope in model.ropes),
     )
 
 
@@ -88,7 +91,7 @@ def size_memory(
             f"the {format_bytes(max(0, free))} free after weights and workspace; lower it, or free memory"
         )
     return WorkerMemory(
-        weight_bytes=shape.weight_bytes(dtype),
+        weight_bytes=shape.weight_bytes(dtype) + shape.rope_bytes(shape.max_model_len),
         workspace_bytes=workspace,
         pool=pool,
         others_bytes=max(0, machine.total_memory_bytes - machine.free_memory_bytes - resident_bytes),

@@ -22,14 +22,16 @@ from kernels.api import Backend, KVCache, KVCacheSpec, open_backend
 from octavo.internal.v1 import types_pb2, worker_pb2
 from octavo.machine import MachineFacts, collect_machine, usable_cpus
 from octavo.memory import ModelShape, resolve_dtype
+from octavo.model_families import ModelConfigError
 from octavo.phases import Phases
 from octavo.process import StartError
 from octavo.sources import ModelSource, end_token_ids, resolve, tokenizer_hash, vocabulary_facts
 from worker_svc.config import WorkerConfig
 from worker_svc.fingerprint import model_fingerprint, numerics_fingerprint
 from worker_svc.kv_cache import memory_table, model_shape, resident_bytes, resolve_max_model_len, size_memory
-from worker_svc.model.config import ModelConfig, ModelConfigError, parse_config
+from worker_svc.model.config import ModelConfig
 from worker_svc.model.decoder import Decoder, build_decoder
+from worker_svc.model.families import parse_config
 from worker_svc.model.names import expected_shapes
 from worker_svc.rows import RowLimits
 from worker_svc.runner import Runner, RunnerLimits
@@ -208,7 +210,8 @@ def _pack_decoder(model: _Model, backend: Backend, checkpoint: Checkpoint, advan
 
 
 def _fingerprint(model: _Model, checkpoint: Checkpoint) -> str:
-    return model_fingerprint(model.source, {spec.file for spec in checkpoint.specs().values()})
+    served_length = model.shape.max_model_len if model.config.depends_on_length else None
+    return model_fingerprint(model.source, {spec.file for spec in checkpoint.specs().values()}, served_length)
 
 
 def _allocate_cache(config: WorkerConfig, model: _Model, backend: Backend) -> KVCache:

@@ -141,7 +141,7 @@ def model_facts(request: ModelRequest, machine: MachineFacts) -> ModelFacts:
         config = json.loads(config_path.read_text(encoding="utf-8"))
         shape = ModelShape.from_config(config)
     except (KeyError, TypeError, ValueError) as error:
-        return _unread(request, directory, None, (f"{config_path}: cannot be read as a Llama's: {error!r}",))
+        return _unread(request, directory, None, (f"{config_path}: describes no model that can be served: {error!r}",))
     stored = None if source.is_gguf else config.get("dtype") or config.get("torch_dtype")
     dtype = resolve_dtype(request.dtype, stored if stored in DTYPE_BYTES else None, machine.cpu_flags)
     return _read(request, directory, shape, dtype, machine)

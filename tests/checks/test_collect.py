@@ -25,6 +25,7 @@ from octavo.cli import main
 from octavo.machine import collect_machine
 
 CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "num_hidden_layers": 2,
     "hidden_size": 16,
@@ -91,6 +92,13 @@ def test_a_config_without_a_needed_field_names_it(tmp_path: Path) -> None:
     facts = model_facts(request(str(write_model(tmp_path / "m", config))), collect_machine())
     (problem,) = facts.file_problems
     assert "num_hidden_layers" in problem
+
+
+def test_an_architecture_that_is_not_supported_is_named_before_anything_loads(tmp_path: Path) -> None:
+    config = {**CONFIG, "architectures": ["T5Model"]}
+    facts = model_facts(request(str(write_model(tmp_path / "m", config))), collect_machine())
+    (problem,) = facts.file_problems
+    assert "T5Model, which is not supported; supported: Gemma2ForCausalLM, " in problem
 
 
 def test_a_taken_port_names_its_owner() -> None:

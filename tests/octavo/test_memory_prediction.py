@@ -22,9 +22,9 @@ from octavo.memory import (
 GIB = 2**30
 SMOL = ModelShape.from_config(
     json.loads(
-        """{"num_hidden_layers": 30, "hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9,
-        "num_key_value_heads": 3, "vocab_size": 49152, "max_position_embeddings": 8192,
-        "tie_word_embeddings": true}"""
+        """{"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 30, "hidden_size": 576,
+        "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152,
+        "max_position_embeddings": 8192, "tie_word_embeddings": true}"""
     )
 )
 REQUEST = KvRequest(block_size=16, max_model_len=8192, max_num_seqs=64)
@@ -48,7 +48,13 @@ def test_a_block_holds_keys_and_values_of_every_layer() -> None:
 def test_a_missing_field_is_named() -> None:
     with pytest.raises(KeyError, match="vocab_size"):
         ModelShape.from_config(
-            {"num_attention_heads": 1, "num_hidden_layers": 1, "hidden_size": 8, "intermediate_size": 8}
+            {
+                "architectures": ["LlamaForCausalLM"],
+                "num_attention_heads": 1,
+                "num_hidden_layers": 1,
+                "hidden_size": 8,
+                "intermediate_size": 8,
+            }
         )
 
 
@@ -90,7 +96,8 @@ def test_the_default_pool_is_never_over_its_share_nor_negative(
 
 def test_the_prediction_is_the_sum_of_its_parts() -> None:
     memory, pool = predict(SMOL, "float32", REQUEST, 512, 20 * GIB)
-    assert memory.weight_bytes == (134_515_008 + 49152 * 576) * 4
+    rope_bytes = 8192 * 64 * 4  # a cosine and a sine for each of 32 pairs and 8192 positions
+    assert memory.weight_bytes == (134_515_008 + 49152 * 576) * 4 + rope_bytes
     assert memory.kv_bytes == pool.num_bytes
     logits_bytes = 64 * 49152 * 4
     assert logits_bytes < memory.workspace_bytes < 8 * logits_bytes

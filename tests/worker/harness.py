@@ -14,8 +14,9 @@ from kernels.reference import ReferenceBackend
 from octavo.internal.v1 import types_pb2, worker_pb2
 from octavo.sources import ModelSource, resolve
 from worker_svc.messages import step_result
-from worker_svc.model.config import ModelConfig, parse_config
+from worker_svc.model.config import ModelConfig
 from worker_svc.model.decoder import build_decoder
+from worker_svc.model.families import parse_config
 from worker_svc.model.names import expected_shapes
 from worker_svc.outcome import StepOutcome, TokenLogprobs
 from worker_svc.rows import RowLimits

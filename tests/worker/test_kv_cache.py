@@ -11,7 +11,7 @@ from octavo.process import StartError
 from tests.fakes.tiny_llama import TinyLlama, tiny_config
 from worker_svc.config import WorkerConfig
 from worker_svc.kv_cache import memory_table, model_shape, size_memory
-from worker_svc.model.config import parse_config
+from worker_svc.model.families import parse_config
 
 GIB = 2**30
 MACHINE = MachineFacts("Linux", "x86_64", 2, 16 * GIB, 8 * GIB, frozenset(), (3, 11, 0), None)

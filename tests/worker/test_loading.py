@@ -72,6 +72,15 @@ def test_fingerprints_tell_models_and_numerics_apart(model: Path, tmp_path: Path
     assert different.fingerprint != first.fingerprint
 
 
+def test_a_served_length_that_turns_keys_otherwise_is_another_model(model: Path) -> None:
+    def fingerprint(max_model_len: int) -> str:
+        return start(model, replace(SMALL, max_model_len=max_model_len)).hello.model.fingerprint
+
+    assert fingerprint(128) == fingerprint(512)
+    change(model / "config.json", rope_scaling={"rope_type": "dynamic", "factor": 2.0})
+    assert fingerprint(128) != fingerprint(1024)
+
+
 def test_token_ids_beyond_the_embedding_stop_the_start(model: Path) -> None:
     tiny_tokenizer([f"piece{n}" for n in range(8)]).save(str(model / "tokenizer.json"))
     with pytest.raises(StartError, match=r"token id 264, the embedding has 264 rows"):

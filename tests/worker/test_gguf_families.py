@@ -1,0 +1,46 @@
+"""The same tiny model as safetensors and as an F16 GGUF answers alike: names, row orders, offsets and configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+
+from kernels.api import open_backend
+from octavo.sources import resolve
+from tests.fakes.checkpoint_files import ModelFiles, write_model
+from tests.fakes.tiny_tokenizers import tiny_tokenizer
+from tests.weights.gguf_families import CONTEXT_TOKENS, FAMILIES, checkpoint_weights, make_model, write_gguf
+from tests.worker.harness import Driver, RunnerShape, build_runner, sampling
+from worker_svc.runner import Runner
+
+PROMPT = [5, 90, 17, 203, 44, 8, 121, 250, 33]
+SHAPE = RunnerShape(max_model_len=CONTEXT_TOKENS)
+
+
+def logprobs(runner: Runner) -> tuple[list[int], list[float]]:
+    driver = Driver(runner)
+    sequence = driver.add(PROMPT, sampling(max_tokens=CONTEXT_TOKENS - len(PROMPT), num_logprobs=0))
+    driver.finish(sequence)
+    return sequence.output, [float(found.tokens[0]) for found in sequence.logprobs]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_gguf_and_safetensors_answer_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
+    family = FAMILIES[name]
+    model = make_model(family)
+    tensors = checkpoint_weights(model)
+    write_gguf(tmp_path / "m.gguf", family, tensors, gguf.GGMLQuantizationType.F16)
+    config = family.config.to_dict() | {"architectures": [type(model).__name__]}
+    directory = write_model(tmp_path / "safetensors", ModelFiles(config, tensors, tiny_tokenizer([])))
+    plain = build_runner(directory, SHAPE, torch.float32, open_backend("auto", 1))
+    converted = build_runner(resolve(str(tmp_path / "m.gguf")), SHAPE, torch.float32, open_backend("auto", 1))
+    expected_ids, expected = logprobs(plain)
+    found_ids, found = logprobs(converted)
+    assert len(found_ids) == CONTEXT_TOKENS - len(PROMPT)
+    assert found_ids == expected_ids
+    # Bases and factors are fp32 in the file.
+    assert found == pytest.approx(expected, abs=2e-4)
