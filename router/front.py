@@ -17,15 +17,15 @@ from octavo.internal.v1 import scheduler_pb2
 from octavo.phases import Phase
 from router.errors import InvalidRequest, NotFound, Unavailable, check_text, show_value
 from router.generation import Prepared, StreamContext, run
-from router.model_text import ModelText
-from router.prompt import Prompt
 from router.readiness import Readiness, judge
 from router.requests import ChatPrompt, Event, GenerationRequest, RequestOptions, clean_request_id
 from router.sampling import ModelLimits, check_sampling
-from router.scheduler_client import SchedulerClient, SchedulerState
-from router.sequence import SequenceDriver
-from router.stream_types import Output, StreamSpec
-from router.token_inlet import StreamKeys, TokenInlet
+from router.streams.scheduler_client import SchedulerClient, SchedulerState
+from router.streams.sequence import SequenceDriver
+from router.streams.token_inlet import StreamKeys, TokenInlet
+from router.streams.types import Output, StreamSpec
+from router.text.model_text import ModelText
+from router.text.prompt import Prompt
 
 MAX_SALT_CHARS = 256
 PRIORITY_MIN, PRIORITY_MAX = -(2**31), 2**31 - 1

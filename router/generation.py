@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
 
 from octavo.internal.v1 import scheduler_pb2, types_pb2
-from router.detokenize import Detokenizer, OutputText
 from router.errors import (
     DeadlineExceeded,
     ErrorKind,
@@ -33,9 +32,8 @@ from router.requests import (
     Usage,
 )
 from router.sampling import SamplingParams
-from router.sequence import SequenceDriver
-from router.stop import StopMatcher
-from router.stream_types import (
+from router.streams.sequence import SequenceDriver
+from router.streams.types import (
     Completed,
     Failed,
     Finish,
@@ -47,7 +45,9 @@ from router.stream_types import (
     StreamSpec,
     TokenLogprob,
 )
-from router.tokenizer import Tokenizer
+from router.text.detokenize import Detokenizer, OutputText
+from router.text.stop import StopMatcher
+from router.text.tokenizer import Tokenizer
 
 _DEFAULT_RETRY_S = 1.0
 

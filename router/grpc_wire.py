@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 
 from octavo.v1 import inference_pb2 as pb
 from router.errors import InvalidRequest, RouterError
-from router.prompt import ChatOptions
 from router.requests import (
     Answer,
     ChatPrompt,
@@ -26,6 +25,7 @@ from router.requests import (
     Usage,
 )
 from router.sampling import SamplingRequest
+from router.text.prompt import ChatOptions
 
 StreamResponse: TypeAlias = pb.GenerateResponse | pb.ChatResponse
 UnaryResponse: TypeAlias = pb.GenerateUnaryResponse | pb.ChatUnaryResponse

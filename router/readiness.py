@@ -13,7 +13,7 @@ from typing import Any
 
 from octavo.internal.v1 import types_pb2
 from octavo.phases import Phase
-from router.scheduler_client import SchedulerState
+from router.streams.scheduler_client import SchedulerState
 
 _COUNTS = re.compile(r"(\d+)/(\d+)")
 

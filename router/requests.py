@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from router.prompt import ChatOptions
 from router.sampling import SamplingRequest
-from router.stream_types import ReceiptParts
+from router.streams.types import ReceiptParts
+from router.text.prompt import ChatOptions
 
 MAX_REQUEST_ID_CHARS = 128
 _REQUEST_ID_REFUSED = re.compile(r"[^A-Za-z0-9._-]")

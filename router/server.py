@@ -24,10 +24,10 @@ from octavo.sources import resolve
 from router.config import RouterConfig
 from router.front import FrontDoor
 from router.grpc_api import make_server, set_health
-from router.model_text import ModelText, load_model_text
 from router.openai.app import make_app
-from router.scheduler_client import SchedulerClient
-from router.token_inlet import TokenInlet
+from router.streams.scheduler_client import SchedulerClient
+from router.streams.token_inlet import TokenInlet
+from router.text.model_text import ModelText, load_model_text
 
 _LOG = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from router.generation import Prepared
 from router.openai.shapes import Json, prompt_logprobs_json, stop_reason, usage_json
 from router.requests import Answer, ChoiceEnd, Event, TextDelta, TokenInfo, Usage
-from router.stream_types import ReceiptParts
+from router.streams.types import ReceiptParts
 
 
 class ChatFormat:

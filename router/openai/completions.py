@@ -13,7 +13,7 @@ from router.generation import Prepared
 from router.openai.chat import receipt_json
 from router.openai.shapes import Json, echoed_tokens, prompt_logprobs_json, stop_reason, token_name, usage_json
 from router.requests import Answer, ChoiceEnd, Event, PromptInfo, TextDelta, TokenInfo, Usage
-from router.tokenizer import Tokenizer
+from router.text.tokenizer import Tokenizer
 
 
 class CompletionFormat:

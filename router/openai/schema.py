@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.errors import InvalidRequest, check_text, show_value
-from router.prompt import ChatOptions
 from router.requests import ChatPrompt, CompletionPrompt, GenerationRequest, RequestOptions
 from router.sampling import SamplingRequest, chat_logprobs
 from router.sampling_rules import check_flag
+from router.text.prompt import ChatOptions
 
 _LOG = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from octavo.internal.v1 import types_pb2
 from octavo.sources import tokenizer_hash
 from router.config import RouterConfig
 from router.server import Router, running
-from router.tokenizer import Tokenizer
+from router.text.tokenizer import Tokenizer
 from tests.fakes.scheduler import Behaviour, FakeScheduler, speak
 from tests.fakes.tiny_tokenizers import END_TOKEN, Style, tiny_tokenizer
 

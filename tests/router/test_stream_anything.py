@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.errors import ErrorKind
-from router.stream import Stream
-from router.stream_types import (
+from router.streams.stream import Stream
+from router.streams.types import (
     AttemptEnded,
     Completed,
     Failed,

@@ -8,8 +8,8 @@ import pytest
 
 from octavo.internal.v1 import types_pb2, worker_pb2
 from octavo.process import StartError
-from router.stream_types import Finish, PromptDelta, TokenDelta, TokenLogprob
-from router.token_inlet import MalformedBatch, StreamKeys, TokenInlet, read_batch
+from router.streams.token_inlet import MalformedBatch, StreamKeys, TokenInlet, read_batch
+from router.streams.types import Finish, PromptDelta, TokenDelta, TokenLogprob
 from tests.fakes.router_stack import in_loop
 
 

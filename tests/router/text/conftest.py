@@ -7,9 +7,9 @@ import pytest
 from text_models import STYLES
 
 from octavo.sources import resolve
-from router.chat_template import ChatTemplates
-from router.prompt import PromptBuilder
-from router.tokenizer import Tokenizer
+from router.text.chat_template import ChatTemplates
+from router.text.prompt import PromptBuilder
+from router.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

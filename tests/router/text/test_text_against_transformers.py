@@ -10,8 +10,8 @@ from conftest import TextModel
 from text_models import CORPUS
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from router.prompt import ChatOptions
-from router.tokenizer import control_strings
+from router.text.prompt import ChatOptions
+from router.text.tokenizer import control_strings
 
 TEXTS = [
     *CORPUS[:5],

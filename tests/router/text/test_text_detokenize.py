@@ -10,10 +10,10 @@ from text_models import CORPUS
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders
 
-from router.detokenize import Detokenizer, OutputText, push_many
-from router.stop import StopMatcher
-from router.token_bytes import UnsupportedDecoder
-from router.tokenizer import Tokenizer
+from router.text.detokenize import Detokenizer, OutputText, push_many
+from router.text.stop import StopMatcher
+from router.text.token_bytes import UnsupportedDecoder
+from router.text.tokenizer import Tokenizer
 
 relaxed = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 TEXTS = [*CORPUS[:5], "🌶👩‍🚀 a  b\n\n", " lead", "中文字符 é ﬁ"]

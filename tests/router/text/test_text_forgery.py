@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from text_models import smollm_style
 from tokenizers import Tokenizer as Backend
 
-from router.chat_template import ChatTemplate, ChatTemplates
 from router.errors import InvalidRequest
-from router.prompt import ChatOptions, PromptBuilder
-from router.tokenizer import Tokenizer, control_strings
+from router.text.chat_template import ChatTemplate, ChatTemplates
+from router.text.prompt import ChatOptions, PromptBuilder
+from router.text.tokenizer import Tokenizer, control_strings
 
 relaxed = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

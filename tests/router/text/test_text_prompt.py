@@ -9,7 +9,7 @@ import pytest
 from conftest import TextModel
 
 from router.errors import InvalidRequest, RequestTooLarge
-from router.prompt import ChatOptions, PromptBuilder
+from router.text.prompt import ChatOptions, PromptBuilder
 
 
 def refused(model: TextModel, messages: object, **options: Any) -> InvalidRequest:
@@ -226,7 +226,8 @@ def test_text_that_cannot_fit_is_refused_before_it_is_encoded(text_models: dict[
 
 def test_importing_the_text_side_brings_no_heavy_library() -> None:
     code = (
-        "import sys, json, router.prompt, router.sampling, router.detokenize, router.stop, router.errors;"
+        "import sys, json, router.text.prompt, router.sampling, router.errors;"
+        "import router.text.detokenize, router.text.stop;"
         "print(json.dumps([m for m in ('torch','numpy','transformers','grpc') if m in sys.modules]))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.stop import StopMatcher
+from router.text.stop import StopMatcher
 
 TEXT = st.text(alphabet="ab<", max_size=24)
 STOPS = st.lists(st.text(alphabet="ab<", min_size=1, max_size=4), max_size=4).map(tuple)

@@ -8,9 +8,9 @@ import pytest
 from conftest import TextModel, load_text_model
 from text_models import CHATML, GEMMA, LLAMA3, MISTRAL, PARTS_ONLY, QWEN, smollm_style
 
-from router.chat_template import ChatTemplate, ChatTemplates, TemplateFileError
 from router.errors import ErrorKind, InvalidRequest
-from router.prompt import ChatOptions
+from router.text.chat_template import ChatTemplate, ChatTemplates, TemplateFileError
+from router.text.prompt import ChatOptions
 
 USER = [{"role": "user", "content": "hi"}]
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from octavo.process import StartError
 from octavo.sources import tokenizer_hash
-from router.chat_template import ChatTemplates, TemplateFileError
 from router.errors import InvalidRequest
-from router.prompt import PromptBuilder
 from router.sampling import SamplingDefaults
-from router.tokenizer import Tokenizer, TokenizerError, read_json_object
+from router.text.chat_template import ChatTemplates, TemplateFileError
+from router.text.prompt import PromptBuilder
+from router.text.tokenizer import Tokenizer, TokenizerError, read_json_object
 
 _LOG = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from router.token_bytes import TokenBytes
+from router.text.token_bytes import TokenBytes
 
 NAMED_SPECIAL_TOKENS = (
     "bos_token",

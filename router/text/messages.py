@@ -13,8 +13,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeGuard
 
-from router.chat_template import ContentUse
 from router.errors import InvalidRequest, check_text, show_value
+from router.text.chat_template import ContentUse
 
 MAX_NESTING = 64
 STANDARD_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})

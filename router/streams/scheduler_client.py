@@ -19,8 +19,8 @@ from google.rpc import error_details_pb2, status_pb2
 
 from octavo.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
 from router.errors import ErrorKind
-from router.stream_types import AttemptEnded, Finished, Input, Preempted, Progress, Queued, Scheduled
-from router.token_inlet import read_finish
+from router.streams.token_inlet import read_finish
+from router.streams.types import AttemptEnded, Finished, Input, Preempted, Progress, Queued, Scheduled
 
 _LOG = logging.getLogger(__name__)
 

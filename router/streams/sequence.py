@@ -1,7 +1,7 @@
 """One sequence in flight: drives its state machine with a scheduler call, the token inlet and a timer.
 
 Owns the call, the registration of the stream key and the timer, and lets go of all three when the sequence ends, by
-whatever end. Decides nothing: `router.stream` does.
+whatever end. Decides nothing: `router.streams.stream` does.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import grpc.aio
 
 from octavo.internal.v1 import scheduler_pb2
 from router.errors import ErrorKind
-from router.scheduler_client import SchedulerClient, SchedulerState, read_event, read_status
-from router.stream import Stream
-from router.stream_types import (
+from router.streams.scheduler_client import SchedulerClient, SchedulerState, read_event, read_status
+from router.streams.stream import Stream
+from router.streams.token_inlet import TokenInlet
+from router.streams.types import (
     AttemptEnded,
     Availability,
     Failed,
@@ -27,7 +28,6 @@ from router.stream_types import (
     Submit,
     TokenDelta,
 )
-from router.token_inlet import TokenInlet
 
 _LAST_WORDS_S = 2.0
 """How long the call of a sequence that has ended may take to end as well."""

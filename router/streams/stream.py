@@ -3,7 +3,7 @@
 Pure: no I/O and no clock; `now` is an argument, in seconds. The two paths are not ordered against each other, and
 either may lose, repeat or delay what it carries; whatever happens, each token leaves here once, in order, and the
 sequence ends once. It knows no text: stop strings belong to its caller, who calls `stop`. Its phases are those of
-`stream_phases`.
+`phases`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from router.errors import ErrorKind
-from router.stream_parts import ProgressWatch, PromptGate, add_placement
-from router.stream_phases import TRANSITIONS, IllegalMove, Move, Phase
-from router.stream_types import (
+from router.streams.parts import ProgressWatch, PromptGate, add_placement
+from router.streams.phases import TRANSITIONS, IllegalMove, Move, Phase
+from router.streams.types import (
     AttemptEnded,
     Availability,
     Completed,

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 
 from octavo.internal.v1 import types_pb2, worker_pb2
 from octavo.process import StartError
-from router.stream_types import Finish, PromptDelta, TokenDelta, TokenLogprob
+from router.streams.types import Finish, PromptDelta, TokenDelta, TokenLogprob
 
 _LOG = logging.getLogger(__name__)
 

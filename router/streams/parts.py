@@ -1,10 +1,10 @@
-"""Small pieces of a sequence's state, each with one rule; `router.stream` puts them together. Pure, as it is."""
+"""Small pieces of a sequence's state, each with one rule; `stream` puts them together. Pure, as it is."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from router.stream_types import NewPromptLogprobs, NewTokens, Output, PromptDelta, ReceiptParts, Scheduled
+from router.streams.types import NewPromptLogprobs, NewTokens, Output, PromptDelta, ReceiptParts, Scheduled
 
 
 class ProgressWatch:

@@ -17,12 +17,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from router.chat_template import ChatTemplate, ChatTemplates
 from router.errors import InvalidRequest, RequestTooLarge, check_text, show_value
-from router.messages import normalize_messages, normalize_tools, plain_data
-from router.provenance import ControlStrings, Disguise, map_strings, strings_of
 from router.sampling_rules import check_token_id
-from router.tokenizer import PlainTextEncoder, Span, Tokenizer, control_strings
+from router.text.chat_template import ChatTemplate, ChatTemplates
+from router.text.messages import normalize_messages, normalize_tools, plain_data
+from router.text.provenance import ControlStrings, Disguise, map_strings, strings_of
+from router.text.tokenizer import PlainTextEncoder, Span, Tokenizer, control_strings
 
 MAX_PROMPTS = 2048
 _OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})

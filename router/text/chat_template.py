@@ -18,7 +18,7 @@ import jinja2
 from jinja2 import nodes
 
 from router.errors import InvalidRequest
-from router.template_env import BoundedEnvironment, render_bounded
+from router.text.template_env import BoundedEnvironment, render_bounded
 
 _TYPE_TESTS = frozenset({"string", "iterable", "sequence", "mapping"})
 _HOW_TO_SUPPLY = (
