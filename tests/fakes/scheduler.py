@@ -209,7 +209,9 @@ class FakeScheduler(pb_grpc.SchedulerServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:  # type: ignore[override]
         self.requests.append(request)
         await self._notify()
-        socket = self._sockets[request.router_id]
+        socket = self._sockets.get(request.router_id)
+        if socket is None:  # as the scheduler does: this router's Watch of the scheduler before is over
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"router_id {request.router_id} is not registered")
 
         async def push(batch: worker_pb2.TokenBatch) -> None:
             await socket.send(batch.SerializeToString())

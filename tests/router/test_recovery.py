@@ -196,6 +196,8 @@ async def test_prompt_logprobs_survive_a_lost_replica(model_dir: Path) -> None:
             await attempt.prompt_logprobs()
             await attempt.tokens(0, ids[:2])
             await attempt.tokens(9, ids[9:10])  # a gap: everything before it has arrived
+            # The end of the call could overtake the tokens.
+            await made.scheduler.until(lambda: len(made.scheduler.requests) == 2)
 
         first_then(made, die, speak(ids))
         async with AsyncClient(made.grpc_address) as client:
