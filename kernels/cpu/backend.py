@@ -6,7 +6,7 @@ contiguity are checked here, as cheaply as attribute reads allow. A step makes h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -31,7 +31,6 @@ from kernels.cpu import sampling
 from kernels.cpu.dtypes import DTYPE_CODES, dtype_code
 from kernels.cpu.extension import native, runnable_variants, variant_index
 from kernels.reference import linear as linears
-from kernels.reference import norms
 
 
 class CpuBackend:
@@ -98,10 +97,11 @@ class CpuBackend:
         own_cache, own_plan = _own_cache(cache), _own_plan(plan)
         num_heads = _num_heads(qkv, own_cache, own_plan)
         cos, sin = rope.cos, rope.sin
-        q_weight, k_weight, eps = 0, 0, 0.0
+        q_weight, k_weight, eps, weight_dtype = 0, 0, 0.0, qkv.dtype
         if qk_norm is not None:
-            _check_weight(qk_norm.q_weight, own_cache.spec.head_dim, qkv.dtype)
-            _check_weight(qk_norm.k_weight, own_cache.spec.head_dim, qkv.dtype)
+            weight_dtype = qk_norm.q_weight.dtype
+            _check_weight(qk_norm.q_weight, own_cache.spec.head_dim, weight_dtype)
+            _check_weight(qk_norm.k_weight, own_cache.spec.head_dim, weight_dtype)
             q_weight, k_weight, eps = qk_norm.q_weight.data_ptr(), qk_norm.k_weight.data_ptr(), qk_norm.eps
         if len(cos) <= own_plan.max_position or cos.shape != sin.shape or cos.dtype != torch.float32:
             raise ValueError(
@@ -122,6 +122,7 @@ class CpuBackend:
             q_weight,
             k_weight,
             eps,
+            dtype_code(weight_dtype),
             *own_cache.layer_arguments(layer),
         )
 
@@ -195,20 +196,23 @@ class CpuBackend:
         return out
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
+        return self._gated(self._native.silu_mul, gate_up)
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        return self._gated(self._native.gelu_mul, gate_up)
+
+    def _gated(self, kernel: Callable[..., None], gate_up: Tensor) -> Tensor:
         gate_up = gate_up if gate_up.is_contiguous() else gate_up.contiguous()
         rows, width = gate_up.shape
         out = gate_up.new_empty((rows, width // 2))
-        self._native.silu_mul(
-            self._context, gate_up.data_ptr(), out.data_ptr(), rows, width // 2, dtype_code(gate_up.dtype)
-        )
+        kernel(self._context, gate_up.data_ptr(), out.data_ptr(), rows, width // 2, dtype_code(gate_up.dtype))
         return out
 
-    def gelu_mul(self, gate_up: Tensor) -> Tensor:
-        # In torch, by operations that are the same for every row, batch and thread count.
-        return norms.gelu_mul(gate_up)
-
     def soft_cap(self, x: Tensor, cap: float) -> Tensor:
-        return norms.soft_cap(x, cap)
+        x = x if x.is_contiguous() else x.contiguous()
+        out = torch.empty(x.shape, dtype=torch.float32)
+        self._native.soft_cap(self._context, x.data_ptr(), out.data_ptr(), x.numel(), cap, dtype_code(x.dtype))
+        return out
 
     # Sampling
 

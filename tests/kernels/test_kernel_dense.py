@@ -79,6 +79,28 @@ def test_silu_mul(backend: Backend, dtype: torch.dtype) -> None:
     assert torch.isfinite(result).all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gelu_mul(backend: Backend, dtype: torch.dtype) -> None:
+    gate_up = randn(6, 2 * 97, dtype=dtype) * 4
+    gate_up[0, :4] = torch.tensor([0.0, -60.0, 60.0, -20.0])
+    gate, up = gate_up.double().chunk(2, -1)
+    result = backend.gelu_mul(gate_up)
+    assert_rounded(result, torch.nn.functional.gelu(gate, approximate="tanh") * up)
+    assert torch.isfinite(result).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_soft_cap(backend: Backend, dtype: torch.dtype) -> None:
+    x = randn(5, 103, dtype=dtype) * 40
+    x[0, :4] = torch.tensor([0.0, -500.0, 500.0, 1e-3])
+    result = backend.soft_cap(x, 30.0)
+    assert result.dtype == torch.float32
+    assert (result.double() - 30.0 * torch.tanh(x.double() / 30.0)).abs().max() < 1e-5
+    assert result.abs().max() <= 30.0
+    # What is no number stays none, so that a row that went wrong is found.
+    assert backend.soft_cap(torch.full((1, 3), torch.nan, dtype=dtype), 30.0).isnan().all()
+
+
 def test_exp_and_log_are_accurate() -> None:
     x = torch.linspace(-86.9, 87.9, 100_001)
     truth = np.exp(x.double().numpy())

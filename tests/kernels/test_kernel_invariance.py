@@ -70,6 +70,7 @@ def test_norms_and_activation(open_with_threads: OpenBackend, dtype: torch.dtype
     gate_up = rows_of(2 * 401, dtype)
     one = open_with_threads(1)
     normed, activated = one.rms_norm(x, weight, 1e-6), one.silu_mul(gate_up)
+    gelu, capped = one.gelu_mul(gate_up), one.soft_cap(x, 2.0)
     added = one.add_rms_norm(x, residual.clone(), weight, 1e-6)
     for num_threads in (1, 2):
         backend = open_with_threads(num_threads)
@@ -79,6 +80,8 @@ def test_norms_and_activation(open_with_threads: OpenBackend, dtype: torch.dtype
             rows = slice(begin, end)
             assert torch.equal(backend.rms_norm(x[rows].clone(), weight, 1e-6), normed[rows])
             assert torch.equal(backend.silu_mul(gate_up[rows].clone()), activated[rows])
+            assert torch.equal(backend.gelu_mul(gate_up[rows].clone()), gelu[rows])
+            assert torch.equal(backend.soft_cap(x[rows].clone(), 2.0), capped[rows])
             alone = backend.add_rms_norm(x[rows].clone(), residual[rows].clone(), weight, 1e-6)
             assert torch.equal(alone, added[rows])
 

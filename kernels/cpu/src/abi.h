@@ -29,10 +29,18 @@ struct NormArgs {
     int x_dtype, residual_dtype, weight_dtype;
 };
 
-struct SiluArgs {
+struct GateArgs {
     const void* gate_up;
     void* out;
     int64_t rows, width;
+    int dtype;
+};
+
+struct SoftCapArgs {
+    const void* x;
+    float* out;
+    int64_t count;
+    float cap;
     int dtype;
 };
 
@@ -46,6 +54,7 @@ struct RopeArgs {
     int half;                           // rotary_dim / 2
     const void *q_weight, *k_weight;    // null: no norm
     float eps;
+    int weight_dtype;
     KvLayer kv;
 };
 
@@ -96,7 +105,9 @@ struct SampleArgs {
 struct Kernels {
     const char* name;
     void (*norm)(const NormArgs&, int threads);
-    void (*silu_mul)(const SiluArgs&, int threads);
+    void (*silu_mul)(const GateArgs&, int threads);
+    void (*gelu_mul)(const GateArgs&, int threads);
+    void (*soft_cap)(const SoftCapArgs&, int threads);
     void (*rope_write_kv)(const RopeArgs&, int threads);
     void (*attention)(const AttentionArgs&, int threads);
     void (*sample)(const SampleArgs&, int threads);

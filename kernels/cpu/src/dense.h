@@ -1,4 +1,5 @@
-// RMSNorm with and without residual, and SiLU times up, for any mix of types and fast for one. Rows are independent; threads split rows.
+// RMSNorm with and without residual, for any mix of types and fast for one; gated activations; the soft cap.
+// Rows are independent; threads split rows.
 #pragma once
 #include "vmath.h"
 
@@ -69,22 +70,49 @@ static void norm(const octavo::NormArgs& a, int threads) {
     });
 }
 
-template <int TYPE>
-static void silu_rows(const octavo::SiluArgs& a, int64_t begin, int64_t end) {
+// gate * logistic(inner(gate)) * up; `scaled_inner` is -log2(e) * inner.
+template <int TYPE, class Inner>
+static void gated_rows(const octavo::GateArgs& a, int64_t begin, int64_t end, const Inner& scaled_inner) {
     for (int64_t r = begin; r < end; r++)
         each_run(a.width, [&](int64_t j, int64_t count) INLINE_BODY {
             F16 gate = load_some(a.gate_up, 2 * r * a.width + j, TYPE, count);
             F16 up = load_some(a.gate_up, (2 * r + 1) * a.width + j, TYPE, count);
-            F16 denominator = add(set1(1.0f), exp2(mul(gate, set1(-kLog2E))));
+            F16 denominator = add(set1(1.0f), exp2(scaled_inner(gate)));
             store_some(a.out, r * a.width + j, TYPE, mul(div(gate, denominator), up), count);
         });
 }
 
-static void silu_mul(const octavo::SiluArgs& a, int threads) {
+template <class Inner>
+static void gated(const octavo::GateArgs& a, int threads, const Inner& scaled_inner) {
     if (a.rows * a.width < kMinParallelElements / 2) threads = 1;
     parallel_ranges(a.rows, threads, [&](int64_t begin, int64_t end) {
-        if (a.dtype == octavo::kBf16) return silu_rows<octavo::kBf16>(a, begin, end);
-        if (a.dtype == octavo::kF16) return silu_rows<octavo::kF16>(a, begin, end);
-        silu_rows<octavo::kF32>(a, begin, end);
+        if (a.dtype == octavo::kBf16) return gated_rows<octavo::kBf16>(a, begin, end, scaled_inner);
+        if (a.dtype == octavo::kF16) return gated_rows<octavo::kF16>(a, begin, end, scaled_inner);
+        gated_rows<octavo::kF32>(a, begin, end, scaled_inner);
+    });
+}
+
+static void silu_mul(const octavo::GateArgs& a, int threads) {
+    gated(a, threads, [](F16 gate) INLINE_BODY { return mul(gate, set1(-kLog2E)); });
+}
+
+// GELU's tanh form: (1 + tanh(z)) / 2 is the logistic function of 2z, z = sqrt(2 / pi) * (x + 0.044715 x^3).
+static void gelu_mul(const octavo::GateArgs& a, int threads) {
+    constexpr float kTwiceRoot = 1.59576912160573071176f;
+    gated(a, threads, [](F16 gate) INLINE_BODY {
+        F16 cubic = fma(mul(gate, gate), set1(0.044715f), set1(1.0f));
+        return mul(mul(cubic, gate), set1(-kLog2E * kTwiceRoot));
+    });
+}
+
+static void soft_cap(const octavo::SoftCapArgs& a, int threads) {
+    if (a.count < kMinParallelElements / 2) threads = 1;
+    F16 inverse = set1(1.0f / a.cap), cap = set1(a.cap);
+    parallel_ranges((a.count + kLanes - 1) / kLanes, threads, [&](int64_t begin, int64_t end) {
+        for (int64_t j = begin * kLanes; j < end * kLanes && j < a.count; j += kLanes) {
+            int64_t count = a.count - j;
+            F16 x = load_some(a.x, j, a.dtype, count);
+            store_some(a.out, j, octavo::kF32, mul(cap, tanh(mul(x, inverse))), count);
+        }
     });
 }

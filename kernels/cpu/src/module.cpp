@@ -90,13 +90,34 @@ PyObject* norm(PyObject*, PyObject* const* values, Py_ssize_t count) {
 }
 
 // (context, gate_up, out, rows, width, dtype)
-PyObject* silu_mul(PyObject*, PyObject* const* values, Py_ssize_t count) {
-    Args in(values, count, 6);
+GateArgs read_gate(Args& in) {
     in.context();
-    SiluArgs a;
+    GateArgs a;
     a.gate_up = in, a.out = in;
     a.rows = in.integer(), a.width = in.integer(), a.dtype = in.integer();
+    return a;
+}
+
+PyObject* silu_mul(PyObject*, PyObject* const* values, Py_ssize_t count) {
+    Args in(values, count, 6);
+    GateArgs a = read_gate(in);
     return run_released(in, [&] { in.kernels().silu_mul(a, in.threads); });
+}
+
+PyObject* gelu_mul(PyObject*, PyObject* const* values, Py_ssize_t count) {
+    Args in(values, count, 6);
+    GateArgs a = read_gate(in);
+    return run_released(in, [&] { in.kernels().gelu_mul(a, in.threads); });
+}
+
+// (context, x, out, count, cap, dtype)
+PyObject* soft_cap(PyObject*, PyObject* const* values, Py_ssize_t count) {
+    Args in(values, count, 6);
+    in.context();
+    SoftCapArgs a;
+    a.x = in, a.out = in;
+    a.count = in.integer(), a.cap = static_cast<float>(in.number()), a.dtype = in.integer();
+    return run_released(in, [&] { in.kernels().soft_cap(a, in.threads); });
 }
 
 // data of the layer, then (num_blocks, block_size, num_kv_heads, head_dim, dtype)
@@ -108,9 +129,10 @@ KvLayer read_layer(Args& in) {
     return kv;
 }
 
-// (context, qkv, num_tokens, num_heads, dtype, slots, positions, cos, sin, half, q_weight, k_weight, eps, layer...)
+// (context, qkv, num_tokens, num_heads, dtype, slots, positions, cos, sin, half, q_weight, k_weight, eps, weight dtype,
+//  layer...)
 PyObject* rope_write_kv(PyObject*, PyObject* const* values, Py_ssize_t count) {
-    Args in(values, count, 19);
+    Args in(values, count, 20);
     in.context();
     RopeArgs a;
     a.qkv = in;
@@ -118,7 +140,7 @@ PyObject* rope_write_kv(PyObject*, PyObject* const* values, Py_ssize_t count) {
     a.slots = in, a.positions = in, a.cos = in, a.sin = in;
     a.half = in.integer();
     a.q_weight = in, a.k_weight = in;
-    a.eps = static_cast<float>(in.number());
+    a.eps = static_cast<float>(in.number()), a.weight_dtype = in.integer();
     a.kv = read_layer(in);
     return run_released(in, [&] { in.kernels().rope_write_kv(a, in.threads); });
 }
@@ -254,7 +276,8 @@ PyObject* variants(PyObject*, PyObject*) {
 
 #define FAST(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, nullptr}
 PyMethodDef kMethods[] = {
-    FAST(norm), FAST(silu_mul), FAST(rope_write_kv), FAST(attention), FAST(plan_slots), FAST(copy_blocks),
+    FAST(norm), FAST(silu_mul), FAST(gelu_mul), FAST(soft_cap),
+    FAST(rope_write_kv), FAST(attention), FAST(plan_slots), FAST(copy_blocks),
     FAST(advise_huge_pages),
     FAST(sample), FAST(logprobs), {"variants", variants, METH_NOARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
 PyModuleDef kModule = {PyModuleDef_HEAD_INIT, "_native", "Octavo's CPU kernels.", -1, kMethods,

@@ -7,15 +7,15 @@
 constexpr int kMaxHeadDim = 512;
 
 // x (fp32, dim elements, padded) becomes round(x / rms(x) * weight).
-INLINE void norm_head(float* x, int dim, const void* weight, float eps, int dtype) {
+INLINE void norm_head(float* x, int dim, const void* weight, const octavo::RopeArgs& a) {
     F16 sum = zero();
     for (int d = 0; d < dim; d += kLanes) {
         F16 v = load(x + d);
         sum = fma(v, v, sum);
     }
-    F16 rms = set1(__builtin_sqrtf(reduce_add(sum) / static_cast<float>(dim) + eps));
+    F16 rms = set1(__builtin_sqrtf(reduce_add(sum) / static_cast<float>(dim) + a.eps));
     for (int d = 0; d < dim; d += kLanes)
-        store(x + d, rounded_to(mul(div(load(x + d), rms), load_as(weight, d, dtype)), dtype));
+        store(x + d, rounded_to(mul(div(load(x + d), rms), load_as(weight, d, a.weight_dtype)), a.dtype));
 }
 
 // Rotates the pairs (i, half + i), i < half, of x. Products are rounded before they are added, as in the reference, so
@@ -69,13 +69,13 @@ INLINE void rope_token(const octavo::RopeArgs& a, int64_t token) {
     alignas(64) float x[kMaxHeadDim + kLanes], value[kMaxHeadDim];
     for (int h = 0; h < a.num_heads; h++) {
         load_head(x, heads + h * head_bytes, dim, a.dtype);
-        if (a.q_weight) norm_head(x, dim, a.q_weight, a.eps, a.dtype);
+        if (a.q_weight) norm_head(x, dim, a.q_weight, a);
         rotate_head(x, a.half, cos, sin);
         store_head(heads + h * head_bytes, x, dim, a.dtype);
     }
     for (int h = 0; h < a.kv.num_kv_heads; h++) {
         load_head(x, heads + (a.num_heads + h) * head_bytes, dim, a.dtype);
-        if (a.k_weight) norm_head(x, dim, a.k_weight, a.eps, a.dtype);
+        if (a.k_weight) norm_head(x, dim, a.k_weight, a);
         rotate_head(x, a.half, cos, sin);
         load_head(value, heads + (a.num_heads + a.kv.num_kv_heads + h) * head_bytes, dim, a.dtype);
         write_head(a.kv, a.slots[token], h, x, value);

@@ -18,6 +18,6 @@ namespace {
 
 namespace octavo {
 extern const Kernels JOIN(kernels_, VARIANT);
-const Kernels JOIN(kernels_, VARIANT) = {TEXT(VARIANT), ::norm, ::silu_mul, ::rope_write_kv, ::attention, ::sample,
+const Kernels JOIN(kernels_, VARIANT) = {TEXT(VARIANT), ::norm, ::silu_mul, ::gelu_mul, ::soft_cap, ::rope_write_kv, ::attention, ::sample,
                                          ::logprobs};
 }  // namespace octavo
