@@ -18,7 +18,8 @@ from pathlib import Path
 
 import torch
 
-from kernels.api import AttentionSpec, Backend, KVCacheSpec, RaggedBatch, RopeTable, SamplingBatch, open_backend
+from kernels.api import AttentionSpec, Backend, KVCacheSpec, RaggedBatch, RopeTable, SamplingBatch
+from kernels.select import open_backend
 
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, MLP, VOCABULARY, BLOCK = 9, 3, 64, 576, 1536, 49152, 16
 LAYERS = 4

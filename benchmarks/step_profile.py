@@ -20,7 +20,8 @@ from typing import Any, cast
 
 import torch
 
-from kernels.api import Backend, open_backend
+from kernels.api import Backend
+from kernels.select import open_backend
 from octavo.internal.v1 import types_pb2, worker_pb2
 from octavo.machine import usable_cpus
 from octavo.sources import resolve

@@ -20,8 +20,6 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from kernels.select import open_backend as open_backend
-
 # Attention sums over KV positions [i * 256, (i + 1) * 256), then over i: a constant of the numerics, not the cache's.
 KV_PARTITION = 256
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from kernels.api import Backend
+from kernels.api import Backend
 
 BACKEND_CHOICES = ("auto", "reference", "cpu")
 

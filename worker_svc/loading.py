@@ -10,7 +10,7 @@ import importlib.metadata
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -18,13 +18,15 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from tqdm import tqdm
 
-from kernels.api import Backend, KVCache, KVCacheSpec, open_backend
+from kernels.api import Backend, KVCache, KVCacheSpec
+from kernels.select import open_backend
 from octavo.internal.v1 import types_pb2, worker_pb2
 from octavo.machine import MachineFacts, collect_machine, usable_cpus
 from octavo.memory import ModelShape, resolve_dtype
 from octavo.model_families import ModelConfigError
 from octavo.phases import Phases
 from octavo.process import StartError
+from octavo.sizes import format_bytes
 from octavo.sources import ModelSource, end_token_ids, resolve, tokenizer_hash, vocabulary_facts
 from worker_svc.config import WorkerConfig
 from worker_svc.fingerprint import model_fingerprint, numerics_fingerprint
@@ -88,6 +90,7 @@ def load(config: WorkerConfig, phases: Phases) -> LoadedWorker:
         decoder, fingerprint = _load_decoder(model, backend, advance)
     with phases.phase("kv"):
         cache = _allocate_cache(config, model, backend)
+        host_cache = _allocate_host_cache(config, backend, cache)
     limits = RunnerLimits(
         RowLimits(
             num_slots=config.max_num_seqs,
@@ -98,10 +101,11 @@ def load(config: WorkerConfig, phases: Phases) -> LoadedWorker:
         ),
         max_step_tokens=config.max_num_batched_tokens,
     )
-    runner = Runner(decoder, backend, cache, limits)
+    runner = Runner(decoder, backend, cache, limits, host_cache)
     with phases.phase("warm-up"):
         _warm_up(runner, vocabulary)
-    hello = _hello(config, limits, _model_info(config, model, vocabulary, backend, fingerprint))
+    info = _model_info(config, model, vocabulary, backend, fingerprint)
+    hello = _hello(limits, info, host_cache.spec.num_blocks if host_cache is not None else 0)
     return LoadedWorker(runner, hello, threads)
 
 
@@ -231,6 +235,22 @@ def _allocate_cache(config: WorkerConfig, model: _Model, backend: Backend) -> KV
         raise StartError(f"{error}; lower --kv-cache-memory or --num-kv-blocks") from error
 
 
+def _allocate_host_cache(config: WorkerConfig, backend: Backend, cache: KVCache) -> KVCache | None:
+    """The second tier, in host memory; None without --swap-space. Raises StartError for more than is free."""
+    num_bytes = config.swap_bytes
+    if num_bytes == 0:
+        return None
+    block_bytes = cache.spec.bytes_per_block
+    free = collect_machine().free_memory_bytes
+    if num_bytes > free or num_bytes < block_bytes:
+        raise StartError(
+            f"--swap-space {config.swap_space:g}: a block takes {format_bytes(block_bytes)} and {format_bytes(free)} "
+            "are free beside weights, KV cache and workspace; use a size between the two, or 0 for no host tier"
+        )
+    _LOG.info("host tier: %d blocks, %s", num_bytes // block_bytes, format_bytes(num_bytes))
+    return backend.allocate_kv_cache(replace(cache.spec, num_blocks=num_bytes // block_bytes))
+
+
 def _warm_up(runner: Runner, vocabulary: _Vocabulary) -> None:
     probe = warm_up(runner, vocabulary.probe_token_ids)
     if probe.is_suspicious:
@@ -266,12 +286,12 @@ def served_name(model: str) -> str:
     return Path(model).name or Path(model).resolve().name
 
 
-def _hello(config: WorkerConfig, limits: RunnerLimits, info: types_pb2.ModelInfo) -> worker_pb2.Hello:
+def _hello(limits: RunnerLimits, info: types_pb2.ModelInfo, num_host_blocks: int) -> worker_pb2.Hello:
     return worker_pb2.Hello(
         model=info,
         block_size=limits.rows.block_size,
         num_device_blocks=limits.rows.num_blocks,
-        num_host_blocks=0,
+        num_host_blocks=num_host_blocks,
         num_slots=limits.rows.num_slots,
         max_step_tokens=limits.max_step_tokens,
     )

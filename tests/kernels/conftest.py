@@ -8,7 +8,8 @@ import pytest
 import torch
 from kernel_steps import OpenBackend
 
-from kernels.api import Backend, open_backend
+from kernels.api import Backend
+from kernels.select import open_backend
 
 BACKENDS = ("reference", "cpu")
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import kernels
-from kernels.api import open_backend
 from kernels.reference import ReferenceBackend
+from kernels.select import open_backend
 
 
 def run_python(code: str) -> subprocess.CompletedProcess[str]:
@@ -39,7 +39,7 @@ def test_without_the_cpu_kernels_auto_warns_and_cpu_raises_with_the_reason() -> 
     # A None entry is how Python itself is told that a module must not be imported.
     result = run_python(
         "import sys; sys.modules['kernels.cpu'] = None\n"
-        "from kernels.api import open_backend\n"
+        "from kernels.select import open_backend\n"
         "print(open_backend('auto', 1).info.name)\n"
         "try: open_backend('cpu', 1)\n"
         "except RuntimeError as error: print(error)\n"

@@ -8,7 +8,7 @@ import gguf
 import pytest
 import torch
 
-from kernels.api import open_backend
+from kernels.select import open_backend
 from octavo.sources import resolve
 from tests.fakes.checkpoint_files import ModelFiles, write_model
 from tests.fakes.tiny_tokenizers import tiny_tokenizer

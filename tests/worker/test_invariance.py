@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.api import open_backend
+from kernels.select import open_backend
 from tests.fakes.tiny_llama import TINY_VOCAB_SIZE, TinyLlama, write_tiny_llama
 from tests.worker.harness import Driver, RunnerShape, Tracked, build_runner, sampling
 from worker_svc.runner import Runner

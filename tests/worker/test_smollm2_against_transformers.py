@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, GgufConfig
 
-from kernels.api import open_backend
+from kernels.select import open_backend
 from octavo.sources import DEFAULT_MODEL, ModelSource, resolve
 from tests.worker.harness import Driver, RunnerShape, build_runner, sampling
 from worker_svc.runner import Runner

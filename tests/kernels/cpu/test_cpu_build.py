@@ -43,7 +43,7 @@ def test_a_failed_build_records_the_compilers_words(failed_build: Path) -> None:
 
 def test_the_reference_serves_after_a_failed_build(failed_build: Path) -> None:
     script = (
-        "from kernels.api import open_backend\n"
+        "from kernels.select import open_backend\n"
         "import kernels\n"
         "print(kernels.__path__[0], open_backend('auto', 1).info.name)\n"
         "open_backend('cpu', 1)\n"
