@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.api import open_backend
 from kernels.reference import ReferenceBackend
+from kernels.select import open_backend
 from tests.fakes.tiny_families import (
     FAMILIES,
     ORIGINAL_POSITIONS,
@@ -30,6 +30,8 @@ from tests.fakes.tiny_families import (
 )
 from tests.fakes.tiny_llama import TINY_VOCAB_SIZE
 from tests.worker.harness import Driver, RunnerShape, Tracked, build_runner, sampling
+from worker_svc.model.decoder import build_decoder
+from worker_svc.model.families import parse_config
 from worker_svc.runner import Runner
 from worker_svc.weights import WeightsError
 
@@ -125,6 +127,36 @@ def test_the_reference_kernels_agree(tmp_path: Path, name: str) -> None:
     for sequence in whole:
         assert_is_transformers(case, sequence)
     assert [seen(sequence) for sequence in run(runner, chunk=5)] == [seen(sequence) for sequence in whole]
+
+
+def test_16_bits_keep_what_they_can(tmp_path: Path) -> None:
+    """Gemma 3 has it all: a rounded scale, norms of one plus a small weight, on heads too. No truth but fp32's."""
+    case = Case(tmp_path, FAMILIES["gemma3"])
+    backend = open_backend("auto", 1)
+    runner = build_runner(case.directory, SHAPE, torch.bfloat16, backend)
+    whole = run(runner, chunk=64)
+    assert [seen(sequence) for sequence in run(runner, chunk=5)] == [seen(sequence) for sequence in whole]
+    assert backend.info.batch_invariant, backend.info.invariance_note
+    for sequence in whole:
+        oracle = case.oracle_logprobs(sequence.tokens)
+        errors = [
+            abs(logprob - oracle[position - 1, sequence.tokens[position]].item())
+            for position, (logprob, _, _) in sequence.prompt_logprobs.items()
+        ]
+        assert sum(errors) <= 0.03 * len(errors), max(errors)
+
+
+@pytest.mark.parametrize("name", ["gemma", "gemma2", "gemma3"])
+def test_embeddings_are_scaled_as_transformers_rounds_it(name: str) -> None:
+    fp32: Any = tiny_model(FAMILIES[name])
+    oracle = fp32.to(torch.bfloat16)
+    # Rounded to bf16 it is another number than sqrt(72).
+    config = replace(parse_config(config_json(FAMILIES[name])), embedding_scale=72**0.5)
+    embedding = oracle.model.embed_tokens
+    embedding.embed_scale = torch.tensor(72**0.5)
+    decoder = build_decoder(config, checkpoint_tensors(oracle).pop, ReferenceBackend(1), 16)
+    ids = torch.arange(TINY_VOCAB_SIZE)
+    assert torch.equal(decoder.embed(ids), embedding(ids))
 
 
 @pytest.mark.parametrize("name", ["mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"])

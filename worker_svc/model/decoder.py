@@ -71,7 +71,7 @@ class Decoder:
         Returns [W, hidden_size], ready for `logits`.
         """
         kernels, eps = self._kernels, self.config.norm_eps
-        residual = self._weights.embedding[token_ids]
+        residual = self.embed(token_ids)
         x = kernels.rms_norm(residual, self._weights.layers[0].input_norm, eps)
         last = len(self._weights.layers) - 1
         for index, layer in enumerate(self._weights.layers):
@@ -90,6 +90,10 @@ class Decoder:
             next_norm = self._weights.final_norm if index == last else self._weights.layers[index + 1].input_norm
             x = kernels.add_rms_norm(x, residual, next_norm, eps)
         return x
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """The embedding's rows, scaled, [len(token_ids), hidden_size]; a copy."""
+        return self._weights.embedding[token_ids]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[W, num_embedding_rows] for hidden states [W, hidden_size]; W at least 1. Soft-capped where the model is."""
