@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import cast
 
 import grpc
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2
 
 from octavo.internal.v1 import scheduler_pb2 as pb
 from octavo.internal.v1 import types_pb2 as types_pb
 from octavo.internal.v1 import worker_pb2 as worker_pb
 from scheduler_svc.core.plan import Admission, StepPlan, StepResult
-from scheduler_svc.core.statistics import ReplicaStatistics
 from scheduler_svc.core.types import (
     Ended,
     EndReason,
@@ -37,6 +38,7 @@ REFUSAL_STATUS = {
     RefusalReason.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
     RefusalReason.TOO_LONG: grpc.StatusCode.INVALID_ARGUMENT,
     RefusalReason.QUEUE_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    RefusalReason.DEADLINE: grpc.StatusCode.DEADLINE_EXCEEDED,
     RefusalReason.POISON: grpc.StatusCode.INTERNAL,
 }
 
@@ -44,6 +46,7 @@ END_STATUS = {
     EndReason.CANCELLED: grpc.StatusCode.CANCELLED,
     EndReason.REPLICA_LOST: grpc.StatusCode.ABORTED,
     EndReason.UNDELIVERED: grpc.StatusCode.ABORTED,
+    EndReason.DEADLINE: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 
 
@@ -110,6 +113,7 @@ def result_from_wire(message: worker_pb.StepResult) -> StepResult:
         finishes={row: FinishReason(reason) for row, reason in enumerate(reasons) if reason},
         undelivered_rows=message.undelivered_rows,
         duration_ns=message.duration_ns,
+        copy_ns=message.copy_ns,
     )
 
 
@@ -126,6 +130,10 @@ def plan_to_wire(plan: StepPlan) -> worker_pb.StepPlan:
         row_slots=plan.row_slots,
         row_starts=plan.row_starts,
         row_counts=plan.row_counts,
+        demote_device_ids=plan.demote_device_ids,
+        demote_host_ids=plan.demote_host_ids,
+        promote_host_ids=plan.promote_host_ids,
+        promote_device_ids=plan.promote_device_ids,
     )
 
 
@@ -151,12 +159,24 @@ class EndStatus:
 
     code: grpc.StatusCode
     message: str
-    replica_lost: pb.ReplicaLost | None = None
+    detail: Message | None = None
+    """What else the status carries: ReplicaLost, or RetryInfo."""
+
+
+def refusal_to_wire(refused: Refused) -> EndStatus:
+    """A refusal; one for want of room tells when there should be some."""
+    detail = None
+    if refused.retry_after_ns is not None:
+        detail = error_details_pb2.RetryInfo()
+        detail.retry_delay.FromNanoseconds(refused.retry_after_ns)
+    return EndStatus(REFUSAL_STATUS[refused.reason], str(refused), detail)
 
 
 ROUTER_GONE = EndStatus(
     grpc.StatusCode.UNAVAILABLE, "the router's Watch has ended; open it again and use the router_id that it gives"
 )
+# CANCELLED would not do: routers read it as the scheduler going away, and try again.
+CANCELLED_BY_OPERATOR = EndStatus(grpc.StatusCode.FAILED_PRECONDITION, "the request was cancelled by an operator")
 SHUTTING_DOWN = EndStatus(grpc.StatusCode.UNAVAILABLE, "the scheduler is shutting down; try again")
 
 
@@ -164,7 +184,7 @@ def event_to_wire(event: Event, replica: worker_pb.Hello | None) -> pb.GenerateR
     """An event as a router takes it. `replica` is the one that a Scheduled or Ended event names."""
     match event:
         case Queued():
-            return pb.GenerateResponse(queued=pb.Queued(position=event.position))
+            return pb.GenerateResponse(queued=pb.Queued(position=event.position, eta_ns=event.eta_ns))
         case Scheduled():
             return pb.GenerateResponse(scheduled=_scheduled_to_wire(event, replica))
         case Preempted():
@@ -198,18 +218,3 @@ def _end_to_wire(event: Ended, replica: worker_pb.Hello | None) -> EndStatus:
         return EndStatus(code, event.reason.value)
     lost = pb.ReplicaLost(replica=name, rows_in_step=event.replica_lost.rows_in_step)
     return EndStatus(code, f"replica {name} was lost", lost)
-
-
-def replica_to_wire(statistics: ReplicaStatistics, num_waiting: int) -> pb.Replica:
-    """A replica's load as ControlService reports it."""
-    return pb.Replica(
-        name=statistics.name,
-        model=statistics.model,
-        num_running=statistics.num_running,
-        num_waiting=num_waiting,
-        num_blocks=statistics.num_blocks,
-        num_used_blocks=statistics.num_used_blocks,
-        num_cached_blocks=statistics.num_cached_blocks,
-        num_preemptions=statistics.num_preemptions,
-        num_steps=statistics.num_steps,
-    )

@@ -10,6 +10,7 @@ from collections import Counter
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, State
+from scheduler_svc.core.suspects import num_in_flight
 
 
 class LawBroken(AssertionError):
@@ -25,6 +26,7 @@ def check(scheduler: Scheduler) -> None:
     for replica in scheduler.replicas.values():
         _check_blocks(replica)
         _check_prefix_cache(replica)
+        _check_host_tier(replica)
         _check_slots(replica)
         _check_tables(replica)
         _check_unanswered(replica)
@@ -75,6 +77,26 @@ def _check_prefix_cache(replica: Replica) -> None:
                 _demand(same, "a findable block never changes", detail)
 
 
+def _check_host_tier(replica: Replica) -> None:
+    """Host blocks are idle between plans, findable by the digest they hold or blank; idle ones are listed once."""
+    host = replica.kv.host
+    if host is None:
+        return
+    name = f"host tier of {replica.spec.name!r}"
+    _demand(host.held_blocks() == [] and not any(host.pool.holds), "nothing is held between plans", name)
+    idle = host.pool.idle_blocks()
+    lengths = f"{name}: {len(idle)} listed of {host.pool.num_blocks}"
+    _demand(sorted(idle) == list(range(host.pool.num_blocks)), "idle + used = total", lengths)
+    findable = set(host.cache.blocks)
+    _demand(set(host.pool.kept_blocks()) == findable, "kept blocks are the findable idle ones", f"{name}: {findable}")
+    for block in findable:
+        digest = host.cache.digest_of(block)
+        found = None if digest is None else host.cache.find(digest)
+        _demand(found == block, "a digest names its block", f"{name}: block {block}, its digest finds {found}")
+    pending = host.pending_demotions()
+    _demand(pending <= findable, "only findable blocks are demoted to", f"{name}: {pending}")
+
+
 def _check_slots(replica: Replica) -> None:
     """Every slot is free or one sequence's."""
     rows = replica.rows
@@ -83,6 +105,15 @@ def _check_slots(replica: Replica) -> None:
     _demand(len(rows.running) <= replica.max_running, "running is bounded", f"{len(rows.running)} run")
     ranks = [sequence.rank for sequence in rows.running]
     _demand(ranks == sorted(ranks), "running is by rank", str(ranks))
+    priorities = Counter(sequence.priority for sequence in rows.running)
+    _demand(rows.priorities == priorities, "running priorities are counted", str(rows.priorities))
+    _demand(rows.in_flight.check(rows.running), "leaders run and are listed by their next block", replica.spec.name)
+    suspects = [sequence for sequence in rows.running if sequence.suspect_bound is not None]
+    _demand(set(rows.suspects) == set(suspects), "running suspects are listed", str(len(suspects)))
+    for sequence in suspects:
+        num_rows = num_in_flight(rows)
+        bounded = sequence.suspect_bound is not None and num_rows <= sequence.suspect_bound
+        _demand(bounded, "suspects run in small groups", f"{num_rows} rows beside sequence {sequence.sequence_id}")
 
 
 def _check_tables(replica: Replica) -> None:
@@ -129,7 +160,13 @@ def _check_unanswered(replica: Replica) -> None:
 
 def _check_places(scheduler: Scheduler) -> None:
     """Each live sequence is in exactly one place, and no other is anywhere."""
-    waiting = {sequence for queue in scheduler.room.queues.values() for sequence in queue}
+    room = scheduler.room
+    queued = [sequence for queue in room.queues.values() for sequence in queue]
+    _demand(len(queued) == len(set(queued)), "a sequence waits once", "")
+    waiting = {*queued, *room.leaders}
+    _demand(len(waiting) == len(queued) + len(room.leaders), "followers wait beside the queue", "")
+    _check_followers(scheduler)
+    _check_tenants(scheduler, waiting)
     running = [sequence for replica in scheduler.replicas.values() for sequence in replica.rows.running]
     _demand(len(running) == len(set(running)), "a sequence runs once", "")
     for sequence in scheduler.sequences.values():
@@ -144,6 +181,32 @@ def _check_places(scheduler: Scheduler) -> None:
     _demand(scheduler.admissions.placement.check(waiting), "promises are of waiting ones and add up", "")
     num_tokens = sum(len(sequence.token_ids) for sequence in waiting)
     _demand(scheduler.room.num_tokens == num_tokens, "waiting tokens are counted", f"{scheduler.room.num_tokens}")
+    kept = scheduler.ledger.history.check(set(scheduler.sequences))
+    _demand(kept, "history is of live ones or bounded", f"{len(scheduler.sequences)} live")
+
+
+def _check_followers(scheduler: Scheduler) -> None:
+    """Each follower has one leader, which runs and has yet to make findable what the follower waits for."""
+    room = scheduler.room
+    pairs = {follower: leader for leader, followers in room.followers.items() for follower in followers}
+    _demand(pairs == room.leaders, "a follower has one leader", f"{len(pairs)} pairs, {len(room.leaders)} followers")
+    for follower, leader in pairs.items():
+        name = f"sequence {follower.sequence_id} follows {leader.sequence_id}, which is {leader.state.value}"
+        runs = leader.state is State.RUNNING and leader.sequence_id in scheduler.sequences
+        _demand(runs, "leaders run", name)
+        more = room.followers[leader][follower] > leader.num_hashed_blocks
+        _demand(more, "followers wait for what is not there", name)
+        _demand(scheduler.order.may_follow(follower, leader), "leaders are not worse than followers", name)
+
+
+def _check_tenants(scheduler: Scheduler, waiting: set[Sequence]) -> None:
+    """What waits is counted by tenant."""
+    counted: dict[str, list[int]] = {}
+    for sequence in waiting:
+        own = counted.setdefault(sequence.request.tenant, [0, 0])
+        own[0] += 1
+        own[1] += len(sequence.token_ids)
+    _demand(counted == scheduler.room.tenants, "tenants are counted", f"{scheduler.room.tenants}, not {counted}")
 
 
 def _num_rows(replica: Replica, sequence: Sequence) -> int:

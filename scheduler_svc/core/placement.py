@@ -1,8 +1,8 @@
 """Which replica of a model a waiting sequence goes to.
 
-Score, in tokens: the longest cached prefix minus the replica's load. The replica that plans takes a sequence unless
-another with room for it scores strictly better; then it is promised to that one, and the promise counts as load there
-until the sequence starts. A promise binds nobody: each replica that plans decides anew.
+Score, in tokens: the longest prefix that is cached there, or being computed, minus the replica's load. The replica that
+plans takes a sequence unless another with room for it scores strictly better; then it is promised to that one, and the
+promise counts as load there until the sequence starts. A promise binds nobody: each replica that plans decides anew.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Placement:
         self._num_tokens: dict[int, int] = {}  # replica id -> tokens promised to it
         self._num_rows: dict[int, int] = {}
 
-    def leaves(self, sequence: Sequence, prefix: list[int], replica: Replica, others: Iterable[Replica]) -> bool:
-        """Whether `replica` leaves the sequence, of which it has `prefix` cached, to one of the others."""
+    def leaves(self, sequence: Sequence, num_blocks: int, replica: Replica, others: Iterable[Replica]) -> bool:
+        """Whether `replica` leaves the sequence, of which it has so many blocks, to one of the others."""
         num_changes, before = self._take_back(sequence)
         if num_changes > _MAX_CHANGES:
             return False
-        score = len(prefix) * replica.spec.block_size - self._load(replica)
+        score = num_blocks * replica.spec.block_size - self._load(replica)
         best: tuple[Replica, int] | None = None
         for other in others:
             if other is replica or not self._has_slot(other) or not other.could_hold(sequence):
@@ -48,7 +48,8 @@ class Placement:
             if len(sequence.token_ids) - load <= score:
                 continue  # not even a whole cached prompt would make it the better one
             found = other.kv.find_prefix(sequence)
-            num_cached = len(found) * other.spec.block_size
+            leader = other.rows.in_flight.leader(sequence, found)
+            num_cached = (found.num_blocks if leader is None else leader[1]) * other.spec.block_size
             if num_cached - load > score and other.kv.num_missing_blocks(sequence, found) <= 0:
                 score = num_cached - load
                 best = (other, len(sequence.token_ids) - num_cached + 1)
@@ -81,7 +82,7 @@ class Placement:
 
     def _has_slot(self, replica: Replica) -> bool:
         num_rows = len(replica.rows.running) + self._num_rows.get(replica.spec.replica_id, 0)
-        return num_rows < replica.max_running
+        return num_rows < replica.max_running and not replica.is_draining
 
     def _promise(self, sequence: Sequence, promise: _Promise) -> None:
         replica_id = promise.replica_id

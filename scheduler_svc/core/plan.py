@@ -1,8 +1,8 @@
 """One step's work for a replica and what came of it: the core's side of the step protocol.
 
 Plain frozen data which mirrors the wire's StepPlan and StepResult field by field. Effects of a plan, in order: released
-slots, admissions, appended blocks, then compute. Plans of a replica execute in order of `step`. Nobody changes a list
-after it was handed over.
+slots, admissions, appended blocks, demotions, promotions, then compute. Plans of a replica execute in order of `step`.
+Nobody changes a list after it was handed over.
 """
 
 from __future__ import annotations
@@ -29,6 +29,16 @@ class Limit(enum.Enum):
     """The replica holds as many plans as it may; `complete` one first."""
     PLACEMENT = "placement"
     """The waiting sequences suit another replica better, which has room for them."""
+    LEADER = "computed by another"
+    """The waiting sequences share blocks that running ones are about to compute."""
+    PREFILL_CAP = "prefill cap"
+    """More prompt tokens would hold the decoding sequences up for too long."""
+    GROWTH = "room for growth"
+    """Blocks are free, and kept for the sequences that run, after some had to be preempted for want of them."""
+    SUSPECTS = "suspects"
+    """Sequences that may have crashed a replica run here in a small group, or wait for the rows to become few."""
+    DRAINING = "draining"
+    """The replica takes no new sequences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +82,14 @@ class StepPlan:
     row_counts: Sequence[int]
     """Tokens to compute. The row samples when start + count reaches its known tokens; a token which an unanswered plan
     samples counts as known."""
+    demote_device_ids: Sequence[int] = ()
+    """Blocks to copy to the host before anything is computed or promoted, ..."""
+    demote_host_ids: Sequence[int] = ()
+    """... and where to; each at most once."""
+    promote_host_ids: Sequence[int] = ()
+    """Blocks to copy to the device before anything is computed, ..."""
+    promote_device_ids: Sequence[int] = ()
+    """... and where to; each at most once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +120,5 @@ class StepResult:
     """Rows whose tokens could not be handed to their router."""
     duration_ns: int = 0
     """Wall time of the step on the worker."""
+    copy_ns: int = 0
+    """Of that, or beside it: time that the plan's copies between the tiers took."""

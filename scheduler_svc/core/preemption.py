@@ -1,25 +1,50 @@
-"""Who must leave a replica when blocks or slots run short. Decides; the replica acts.
+"""Who must leave a replica when blocks or slots run short, and what becomes of its blocks. Decides; the replica acts.
 
-The victim is the worst: largest priority number, then newest. A running row that grows may displace anyone; a waiting
-one displaces only strictly worse ones, and only if that makes enough room.
+The victim is the worst: least rank, which is the largest priority number, then the newest. A running row that grows may
+displace anyone; a waiting one displaces only strictly worse ones, and only if that makes enough room.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from itertools import takewhile
+from operator import attrgetter
 
-from scheduler_svc.core.kv_space import KvSpace
+from scheduler_svc.core.kv_space import KvSpace, Prefix
+from scheduler_svc.core.limits import PreemptionMode
+from scheduler_svc.core.order import Order
+from scheduler_svc.core.rates import StepRates
+from scheduler_svc.core.rows import Rows
 from scheduler_svc.core.sequence import Sequence
 
-
-def strictly_worse(running: list[Sequence], sequence: Sequence) -> list[Sequence]:
-    """Of the running ones (by ascending rank), those that a waiting one may displace, worst first."""
-    return list(takewhile(lambda other: other.priority > sequence.priority, running))
+_rank = attrgetter("rank")
 
 
-def num_freed_blocks(victims: list[Sequence], prefix: list[int], kv: KvSpace) -> int:
+def displaceable(rows: Rows, sequence: Sequence, order: Order) -> list[Sequence]:
+    """Of the running ones, those that a waiting one may displace, worst first."""
+    if not rows.priorities or max(rows.priorities) <= sequence.priority:
+        return []
+    worse = rows.running[: bisect_left(rows.running, sequence.rank, key=_rank)]
+    return [other for other in worse if order.may_displace(sequence, other)]
+
+
+def num_freed_blocks(victims: list[Sequence], prefix: Prefix, kv: KvSpace) -> int:
     """Blocks that become idle, and stay so for a newcomer that takes `prefix`, when all the victims leave."""
     held = Counter(block for victim in victims for block in victim.block_ids)
-    wanted = set(prefix)
+    wanted = set(prefix.device)
     return sum(1 for block, num in held.items() if num == kv.pool.holds[block] and block not in wanted)
+
+
+def choose_mode(wanted: PreemptionMode, kv: KvSpace, rates: StepRates, victim: Sequence) -> PreemptionMode:
+    """What becomes of a victim's blocks: RECOMPUTE or SWAP.
+
+    AUTO compares the time of copying its findable blocks out and back with that of computing their tokens again.
+    """
+    if kv.host is None or wanted is PreemptionMode.RECOMPUTE:
+        return PreemptionMode.RECOMPUTE
+    if wanted is PreemptionMode.SWAP or rates.copy_ns is None or rates.token_ns is None:
+        return PreemptionMode.SWAP
+    num_blocks = sum(1 for block in victim.block_ids[: victim.num_hashed_blocks] if kv.pool.holds[block] == 1)
+    swap_ns = 2 * num_blocks * rates.copy_ns
+    compute_ns = num_blocks * kv.block_size * rates.token_ns
+    return PreemptionMode.SWAP if swap_ns <= compute_ns else PreemptionMode.RECOMPUTE

@@ -1,4 +1,4 @@
-"""Who waits: one ordered queue per model, and the bounds on all of them.
+"""The order in which sequences of one model are to start: by rank, or by tenants' shares and then by rank.
 
 Knows sequences and their rank; must not know replicas or blocks. Adding to and removing from the middle of a queue
 moves pointers; taking its first does not, and nothing walks it.
@@ -7,23 +7,24 @@ moves pointers; taking its first does not, and nothing walks it.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from heapq import heappop, heappush
 from operator import attrgetter
 
-from scheduler_svc.core.sequence import Rank, Sequence
-from scheduler_svc.core.types import CoreLimits, RefusalReason, Refused, Request
+from scheduler_svc.core.sequence import Sequence
 
 _rank = attrgetter("rank")
 
 
 class WaitingQueue:
-    """Sequences in the order in which they are to start; index 0 is first."""
+    """Sequences by rank; index 0 is first."""
 
     __slots__ = ("_by_rank", "num_changes")
 
     def __init__(self) -> None:
         self._by_rank: list[Sequence] = []  # ascending rank, so the first to start is last: popping it moves nothing
         self.num_changes = 0
+        """Counts every change of what waits or in which order."""
 
     def __len__(self) -> int:
         return len(self._by_rank)
@@ -34,9 +35,9 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Sequence]:
         return reversed(self._by_rank)
 
-    def position(self, rank: Rank) -> int:
-        """Sequences that go before one of this rank."""
-        return len(self._by_rank) - bisect_right(self._by_rank, rank, key=_rank)
+    def position(self, sequence: Sequence) -> int:
+        """Sequences that go before it, whether it is in the queue or not."""
+        return len(self._by_rank) - bisect_right(self._by_rank, sequence.rank, key=_rank)
 
     def add(self, sequence: Sequence) -> None:
         """Puts it in its place."""
@@ -51,85 +52,138 @@ class WaitingQueue:
         del self._by_rank[index]
         self.num_changes += 1
 
+    def charge(self, tenant: str, num_tokens: int) -> None:
+        """Takes note of service; this order does not depend on it."""
 
-class WaitingRoom:
-    """The queues of all models, and room in them."""
+    def served(self) -> Mapping[str, int]:
+        """Tokens each tenant was charged for; none is kept."""
+        return {}
 
-    __slots__ = ("_limits", "_num_reserved", "_reserved", "num_tokens", "num_waiting", "queues")
 
-    def __init__(self, limits: CoreLimits) -> None:
-        self._limits = limits
-        self.queues: dict[str, WaitingQueue] = {}
-        self._reserved: dict[tuple[int, str], int] = {}  # group -> members that have a place but did not come yet
-        self._num_reserved = 0
-        self.num_waiting = 0
-        self.num_tokens = 0
-        """Known tokens of all that wait."""
+class FairQueue:
+    """A queue by rank for each tenant; the tenant that was served least for its weight goes first.
 
-    def queue(self, model: str) -> WaitingQueue:
-        """The queue of a model."""
-        queue = self.queues.get(model)
-        if queue is None:
-            queue = self.queues[model] = WaitingQueue()
-        return queue
+    The counters are those of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024), with input and
+    output tokens counted alike: service adds tokens / weight, and a tenant that begins to wait is lifted to the least
+    counter among those that wait, so that nobody saves up turns by not asking. While two tenants wait, their counters
+    differ by no more than one of them can be charged for what it has running.
+    """
 
-    def lengths(self) -> dict[str, int]:
-        """Waiting sequences by model."""
-        return {model: len(queue) for model, queue in self.queues.items()}
+    __slots__ = (
+        "_by_served",
+        "_level",
+        "_num_waiting",
+        "_queues",
+        "_served",
+        "_sweep_at",
+        "_tokens",
+        "_weights",
+        "num_changes",
+    )
 
-    def check(self, request: Request) -> None:
-        """Raises Refused if a first attempt finds no room for itself and the rest of its group."""
-        if request.attempt > 1 or _group(request) in self._reserved:
-            return
-        num_waiting = self.num_waiting + self._num_reserved
-        if num_waiting + request.group_size > self._limits.max_waiting:
-            raise Refused(
-                RefusalReason.QUEUE_FULL,
-                "number of waiting sequences",
-                f"{num_waiting} (and {request.group_size} more)",
-                self._limits.max_waiting,
-                "try again later",
-            )
-        num_tokens = request.group_size * (len(request.prompt_token_ids) + len(request.prior_token_ids))
-        if num_waiting and self.num_tokens + num_tokens > self._limits.max_waiting_tokens:
-            raise Refused(
-                RefusalReason.QUEUE_FULL,
-                "waiting tokens",
-                f"{self.num_tokens} (and {num_tokens} more)",
-                self._limits.max_waiting_tokens,
-                "try again later",
-            )
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        self._weights = weights
+        self._queues: dict[str, WaitingQueue] = {}  # those that are not empty
+        self._served: dict[str, float] = {}
+        self._tokens: dict[str, int] = {}
+        self._by_served: list[tuple[float, str]] = []  # of the tenants that wait, ascending
+        self._level = 0.0  # counter of the tenant that stopped waiting last
+        self._sweep_at = 64  # tenants kept count of at which those are forgotten for whom it makes no difference
+        self._num_waiting = 0
+        self.num_changes = 0
+        """Counts every change of what waits or in which order."""
 
-    def reserve(self, request: Request) -> None:
-        """Takes note that a member of a group came, the first one on behalf of all."""
-        if request.group_size == 1 or request.attempt > 1:
-            return
-        group = _group(request)
-        num_left = self._reserved.pop(group, None)
-        if num_left is None:
-            num_left = request.group_size
-        else:
-            self._num_reserved -= num_left
-        if num_left > 1:
-            self._reserved[group] = num_left - 1
-            self._num_reserved += num_left - 1
+    def __len__(self) -> int:
+        return self._num_waiting
 
-    def end_reservation(self, request: Request) -> None:
-        """Takes note that a member of a group ended: no place is kept for those that did not come."""
-        self._num_reserved -= self._reserved.pop(_group(request), 0)
+    def __getitem__(self, index: int) -> Sequence:
+        for place, sequence in enumerate(self):
+            if place == index:
+                return sequence
+        raise IndexError(f"{index} of {self._num_waiting}")
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Best first, each turn counted as if it were served for the tokens known now."""
+        turns: list[tuple[float, str, int]] = []
+        others = iter(self._by_served)
+        following = next(others, None)
+        while turns or following is not None:
+            if following is not None and (not turns or following <= turns[0][:2]):
+                heappush(turns, (*following, 0))
+                following = next(others, None)
+                continue
+            served, tenant, index = heappop(turns)
+            queue = self._queues[tenant]
+            sequence = queue[index]
+            yield sequence
+            if index + 1 < len(queue):
+                heappush(turns, (served + len(sequence.token_ids) / self._weight(tenant), tenant, index + 1))
+
+    def position(self, sequence: Sequence) -> int:
+        """Sequences that go before it if all are alike: as many turns of each other tenant as it takes, by weight."""
+        tenant = sequence.request.tenant
+        own = self._queues.get(tenant)
+        num_before = own.position(sequence) if own is not None else 0
+        num_turns = num_before + 0.5
+        others = ((name, len(queue)) for name, queue in self._queues.items() if name != tenant)
+        share = num_turns / self._weight(tenant)
+        return num_before + sum(min(length, round(share * self._weight(name))) for name, length in others)
 
     def add(self, sequence: Sequence) -> None:
-        """Lets a sequence wait."""
-        self.queue(sequence.request.model).add(sequence)
-        self.num_waiting += 1
-        self.num_tokens += len(sequence.token_ids)
+        """Puts it in its place."""
+        tenant = sequence.request.tenant
+        queue = self._queues.get(tenant)
+        if queue is None:
+            queue = self._queues[tenant] = WaitingQueue()
+            floor = self._by_served[0][0] if self._by_served else self._level
+            self._served[tenant] = max(self._served.get(tenant, 0.0), floor)
+            insort(self._by_served, (self._served[tenant], tenant))
+        queue.add(sequence)
+        self._num_waiting += 1
+        self.num_changes += 1
 
     def remove(self, sequence: Sequence) -> None:
-        """Takes out a sequence that waits; its tokens must not have changed since."""
-        self.queue(sequence.request.model).remove(sequence)
-        self.num_waiting -= 1
-        self.num_tokens -= len(sequence.token_ids)
+        """Takes it out. Raises ValueError if it is not there."""
+        tenant = sequence.request.tenant
+        queue = self._queues.get(tenant)
+        if queue is None:
+            raise ValueError(f"sequence {sequence.sequence_id} does not wait here")
+        queue.remove(sequence)
+        if not queue:
+            del self._queues[tenant]
+            self._by_served.remove((self._served[tenant], tenant))
+            self._level = self._served[tenant]
+        self._num_waiting -= 1
+        self.num_changes += 1
+
+    def charge(self, tenant: str, num_tokens: int) -> None:
+        """The tenant was served so many tokens."""
+        if num_tokens <= 0:
+            return
+        before = self._served.get(tenant, 0.0)
+        served = self._served[tenant] = before + num_tokens / self._weight(tenant)
+        self._tokens[tenant] = self._tokens.get(tenant, 0) + num_tokens
+        if tenant in self._queues:
+            del self._by_served[bisect_left(self._by_served, (before, tenant))]
+            insort(self._by_served, (served, tenant))
+            self.num_changes += 1
+        elif len(self._served) > self._sweep_at:
+            self._forget_lifted()
+
+    def served(self) -> Mapping[str, int]:
+        """Tokens that each tenant was charged for, of those that are kept count of."""
+        return self._tokens
+
+    def _forget_lifted(self) -> None:
+        """Forgets who waits for nothing and would be lifted to the present level anyway."""
+        floor = self._by_served[0][0] if self._by_served else self._level
+        for tenant in [name for name, served in self._served.items() if served <= floor and name not in self._queues]:
+            del self._served[tenant]
+            self._tokens.pop(tenant, None)
+        self._sweep_at = 2 * len(self._served) + 64
+
+    def _weight(self, tenant: str) -> float:
+        return self._weights.get(tenant, 1.0)
 
 
-def _group(request: Request) -> tuple[int, str]:
-    return (request.router_id, request.group_id)
+AnyQueue = WaitingQueue | FairQueue

@@ -9,11 +9,18 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from scheduler_svc.core.plan import Admission, StepPlan, StepResult
+from scheduler_svc.core.answers import take_answer
+from scheduler_svc.core.counters import ReplicaCounters
+from scheduler_svc.core.growth import Growth
+from scheduler_svc.core.kv_space import Prefix
+from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.plan import Admission, Limit, StepPlan, StepResult
+from scheduler_svc.core.preemption import choose_mode
+from scheduler_svc.core.rates import StepRates, prefill_cap
 from scheduler_svc.core.rows import Rows
-from scheduler_svc.core.sequence import Move, Sequence, State
+from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.core.step import Answer, Eviction, StepDraft, UnansweredPlan, chunk_tokens
-from scheduler_svc.core.types import CoreLimits, FinishReason, ReplicaSpec, ResultMismatch
+from scheduler_svc.core.types import ReplicaSpec, ResultMismatch
 
 _rank = attrgetter("rank")
 
@@ -28,10 +35,14 @@ class Replica:
         self.max_step_tokens = min(spec.max_step_tokens, limits.max_num_batched_tokens or spec.max_step_tokens)
         self.max_running = min(spec.num_slots, limits.max_num_seqs or spec.num_slots, self.max_step_tokens)
         self.max_unanswered_plans = limits.max_unanswered_plans
-        self.blocked_at: tuple[int, int] | None = None
-        """State of queue and pool when nothing that waits fitted (scheduler)."""
-        self.num_preemptions = 0
-        self.num_steps = 0
+        self.blocked_at: tuple[Limit, tuple[int, ...]] | None = None
+        """Why nothing that waits fitted, and the state of queue and memory then (admission)."""
+        self.is_draining = False
+        """Whether nothing more may enter (scheduler)."""
+        self.rates = StepRates()
+        self.growth = Growth(spec.block_size)
+        self.counters = ReplicaCounters()
+        self._limits = limits
         self._next_step = 1
 
     # What others ask ---------------------------------------------------------------------------------------------
@@ -39,7 +50,7 @@ class Replica:
     @property
     def has_slot(self) -> bool:
         """Whether one more may run."""
-        return len(self.rows.running) < self.max_running
+        return len(self.rows.running) < self.max_running and not self.is_draining
 
     @property
     def is_full(self) -> bool:
@@ -62,6 +73,28 @@ class Replica:
         """Length, prompt included, at which the worker ends the sequence with LENGTH."""
         return min(sequence.max_tokens, self.spec.max_model_len)
 
+    @property
+    def max_prefill_tokens(self) -> int | None:
+        """Most prompt tokens in a step while sequences decode; None: as many as fit."""
+        measured = prefill_cap(self.rates, len(self.rows.steady), self._limits.target_inter_token_ns)
+        caps = [cap for cap in (measured, self._limits.max_prefill_tokens) if cap is not None]
+        # A block at least, so that prompts go on whatever is aimed at.
+        return max(min(caps), self.spec.block_size) if caps else None
+
+    def has_growth_room(self, sequence: Sequence, prefix: Prefix) -> bool:
+        """Whether the sequence may enter without, as far as can be foreseen, someone having to leave for it later."""
+        running = self.rows.running
+        if not self.growth.is_on or not running:
+            return True
+        lengths = [
+            (len(row.token_ids), self.growth.num_remaining_tokens(row, self.end_of(row)))
+            for row in (*running, sequence)
+        ]
+        pool = self.kv.pool
+        num_shared = sum(len(row.block_ids) for row in running) - (pool.num_blocks - pool.num_idle)
+        num_shared += sum(1 for block in prefix.device if pool.holds[block])
+        return self.growth.peak_blocks(lengths) - num_shared <= pool.num_blocks
+
     # Making a step -----------------------------------------------------------------------------------------------
 
     def open_step(self) -> StepDraft:
@@ -79,7 +112,14 @@ class Replica:
             else:
                 self.rows.steady.stay(sequence, due[sequence])
         # One token is set aside for every row: a row that runs is never left out.
-        draft.num_left = self.max_step_tokens - len(self.rows.steady) - len(self.rows.filling)
+        num_filling, num_steady = len(self.rows.filling), len(self.rows.steady)
+        draft.num_left = self.max_step_tokens - num_steady - num_filling
+        cap = self.max_prefill_tokens if num_steady else None
+        if cap is not None and cap - num_filling < draft.num_left:
+            draft.num_left = max(0, cap - num_filling)
+            draft.token_limit = Limit.PREFILL_CAP
+        if not self.rows.running:
+            self.growth.note_empty()
         return draft
 
     def share_tokens(self, draft: StepDraft, others_wait: bool) -> None:
@@ -91,7 +131,7 @@ class Replica:
             draft.shares[sequence] = share
             draft.num_left -= share - 1
 
-    def admit(self, draft: StepDraft, sequence: Sequence, prefix: list[int], others_wait: bool) -> None:
+    def admit(self, draft: StepDraft, sequence: Sequence, prefix: Prefix, others_wait: bool) -> None:
         """Gives a waiting sequence a slot, blocks and tokens of this step. The caller saw that they suffice."""
         self.rows.enter(sequence, prefix)
         num_wanted = len(sequence.token_ids) - sequence.num_planned_tokens
@@ -99,16 +139,16 @@ class Replica:
         draft.shares[sequence] = share
         draft.num_left -= share
         draft.admissions[sequence] = sequence.num_planned_tokens
+        draft.num_host_tokens += len(prefix.host) * self.spec.block_size
 
     def preempt(self, draft: StepDraft, victim: Sequence, reason: str) -> None:
         """Takes a sequence off the replica; if unanswered plans hold rows of it, it settles, else it may wait."""
         draft.drop(victim)
         num_blocks = len(victim.block_ids)
-        self.rows.evict(victim)
-        self.num_preemptions += 1
-        draft.evictions.append(Eviction(victim, reason, num_blocks))
-        if victim.state is State.WAITING:
-            draft.unqueued.append(victim)
+        mode = choose_mode(self._limits.preemption_mode, self.kv, self.rates, victim)
+        self.rows.evict(victim, mode)
+        self.counters.preemptions[mode.value] += 1
+        draft.evictions.append(Eviction(victim, reason, num_blocks, mode))
 
     def close_step(self, draft: StepDraft) -> StepPlan | None:
         """Makes the plan; None if no row has anything to compute."""
@@ -131,6 +171,8 @@ class Replica:
         )
         record.edge_rows = [row.steady_row for row in draft.appends if row.steady_row is not None]
         record.final_rows = [row.steady_row for row in draft.finals if row.steady_row is not None]
+        copies = self.kv.take_copies()
+        record.num_copies = copies.num_blocks
         plan = StepPlan(
             incarnation=self.spec.incarnation,
             step=self._next_step,
@@ -142,6 +184,10 @@ class Replica:
             row_slots=slots,
             row_starts=starts,
             row_counts=counts,
+            demote_device_ids=copies.demote_device_ids,
+            demote_host_ids=copies.demote_host_ids,
+            promote_host_ids=copies.promote_host_ids,
+            promote_device_ids=copies.promote_device_ids,
         )
         self._advance(draft, record)
         self.rows.unanswered.append(record)
@@ -174,6 +220,7 @@ class Replica:
         block = self.kv.grow(sequence)
         while block is None:
             victim = self.rows.running[0]
+            self.growth.note_preemption()
             self.preempt(draft, victim, f"no free KV block for sequence {sequence.sequence_id}")
             if victim is sequence:
                 return False
@@ -203,59 +250,13 @@ class Replica:
         plan = self.rows.unanswered[0]
         plan.check(result)
         self.rows.unanswered.popleft()
-        self.num_steps += 1
-        answer = Answer()
-        _append_tokens(plan, result)
-        self._commit(plan, result, answer)
-        self._end_rows(plan, result, answer)
-        self._settle(plan, answer)
-        for sequence in plan.last_of:
-            if sequence.state is State.RUNNING:
-                self.rows.end(sequence, sequence.num_planned_tokens)
-                answer.finished.append((sequence, FinishReason.LENGTH))
+        self.counters.note_step(plan.num_tokens, len(result.token_ids))
+        self.rates.note(len(plan.rows), plan.num_tokens, result.duration_ns)
+        self.rates.note_copies(plan.num_copies, result.copy_ns)
+        answer = take_answer(self.rows, plan, result)
+        for sequence, _ in answer.finished:
+            self.growth.note_finish(sequence.num_output_tokens)
         return answer
-
-    def _commit(self, plan: UnansweredPlan, result: StepResult, answer: Answer) -> None:
-        """Makes findable what is full and answered for."""
-        for row in (*plan.edge_rows, *range(plan.num_steady, len(plan.rows))):
-            if row not in plan.departed and row not in result.finishes:
-                self.kv.commit(plan.rows[row], plan.starts[row] + plan.counts[row])
-                answer.advanced.append(plan.rows[row])
-
-    def _end_rows(self, plan: UnansweredPlan, result: StepResult, answer: Answer) -> None:
-        """Ends the rows that could not be delivered, then those that the worker ended."""
-        for row in (*result.undelivered_rows, *result.finishes):
-            sequence = plan.rows[row]
-            if sequence.state is State.ENDED:
-                continue
-            reason = result.finishes.get(row)
-            if reason is FinishReason.NUMERIC_ERROR:
-                self.kv.forget_own(sequence)
-                num_trusted = 0
-            else:
-                num_trusted = plan.starts[row] + plan.counts[row]
-            self.rows.end(sequence, num_trusted)
-            if reason is None or row in result.undelivered_rows:
-                answer.undelivered.append(sequence)
-            else:
-                answer.finished.append((sequence, reason))
-
-    def _settle(self, plan: UnansweredPlan, answer: Answer) -> None:
-        """Counts down what preempted sequences still wait for."""
-        for row in sorted(plan.departed):
-            sequence = plan.rows[row]
-            if sequence.state is not State.SETTLING:
-                continue
-            sequence.num_unanswered_rows -= 1
-            if sequence.num_unanswered_rows:
-                continue
-            sequence.replica_id = None
-            if sequence in plan.last_of:
-                sequence.move(Move.END)
-                answer.finished.append((sequence, FinishReason.LENGTH))
-            else:
-                sequence.move(Move.SETTLE)
-                answer.settled.append(sequence)
 
 
 def _admission(sequence: Sequence, num_computed_tokens: int) -> Admission:
@@ -273,13 +274,3 @@ def _admission(sequence: Sequence, num_computed_tokens: int) -> Admission:
         attempt=request.attempt,
         adapter=request.adapter,
     )
-
-
-def _append_tokens(plan: UnansweredPlan, result: StepResult) -> None:
-    """Appends sampled tokens to their sequences: all that run, and preempted ones, whose KV alone is lost."""
-    token_ids, departed, index = result.token_ids, plan.departed, 0
-    for row, num in enumerate(result.num_sampled):
-        if num:
-            if row not in departed or plan.rows[row].state is State.SETTLING:
-                plan.rows[row].token_ids.append(token_ids[index])
-            index += num

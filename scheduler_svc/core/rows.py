@@ -7,10 +7,13 @@ why one enters or leaves, nor how steps are filled.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import deque
+from collections import Counter, deque
 from operator import attrgetter
 
-from scheduler_svc.core.kv_space import KvSpace
+from scheduler_svc.core.in_flight import InFlight
+from scheduler_svc.core.kv_space import KvSpace, Prefix
+from scheduler_svc.core.limits import PreemptionMode
+from scheduler_svc.core.order import Order
 from scheduler_svc.core.sequence import Move, Sequence, State
 from scheduler_svc.core.steady import SteadyRows
 from scheduler_svc.core.step import UnansweredPlan
@@ -24,7 +27,15 @@ class Rows:
 
     def __init__(self, spec: ReplicaSpec, caching: bool) -> None:
         self._replica_id = spec.replica_id
-        self.kv = KvSpace(spec.fingerprint, spec.block_size, spec.num_device_blocks, caching)
+        self.kv = KvSpace(spec.fingerprint, spec.block_size, spec.num_device_blocks, caching, spec.num_host_blocks)
+        self.in_flight = InFlight(self.kv)
+        """Who computes which block next."""
+        self.priorities: Counter[int] = Counter()
+        """Priorities of the running ones."""
+        self.suspects: dict[Sequence, None] = {}
+        """Running ones that may have crashed a replica."""
+        self.num_exits = 0
+        """Counts every sequence that left."""
         self.running: list[Sequence] = []
         """All that hold a slot, by ascending rank: the first is the victim."""
         self.filling: list[Sequence] = []
@@ -36,24 +47,57 @@ class Rows:
         self.released_slots: list[int] = []
         """Slots left since the last plan; the next one tells the worker."""
 
-    def enter(self, sequence: Sequence, prefix: list[int]) -> None:
+    def enter(self, sequence: Sequence, prefix: Prefix) -> None:
         """Gives a waiting sequence a slot and its blocks. The caller saw that they suffice."""
         sequence.move(Move.ADMIT)
         self.kv.admit(sequence, prefix)
         sequence.slot = self.free_slots.pop()
         sequence.replica_id = self._replica_id
-        sequence.num_planned_tokens = len(prefix) * self.kv.block_size
+        sequence.num_planned_tokens = prefix.num_blocks * self.kv.block_size
         insort(self.running, sequence, key=_rank)
         insort(self.filling, sequence, key=_rank)
+        self.priorities[sequence.priority] += 1
+        if sequence.suspect_bound is not None:
+            self.suspects[sequence] = None
+        self.in_flight.note(sequence)
+
+    def commit(self, sequence: Sequence, num_computed_tokens: int) -> None:
+        """Makes findable what is full among so many computed and answered tokens of a running sequence."""
+        self.kv.commit(sequence, num_computed_tokens)
+        self.in_flight.note(sequence)
+
+    def clear(self, sequence: Sequence) -> None:
+        """A suspect has sampled a token, and the replica still lives."""
+        del self.suspects[sequence]
+        sequence.suspect_bound = None
+
+    def rerank(self, sequence: Sequence, priority: int, deadline_at_ns: int | None, order: Order) -> None:
+        """Changes priority and deadline of a running sequence, and its place among the others."""
+        is_filling = sequence.steady_row is None and sequence in self.filling
+        _remove(self.running, sequence)
+        if is_filling:
+            _remove(self.filling, sequence)
+        self._count_priority(sequence.priority, -1)
+        sequence.priority, sequence.deadline_at_ns = priority, deadline_at_ns
+        sequence.rank = order.rank(sequence)
+        self._count_priority(priority, 1)
+        insort(self.running, sequence, key=_rank)
+        if is_filling:
+            insort(self.filling, sequence, key=_rank)
 
     def fill_up(self, sequence: Sequence) -> None:
         """Takes note that all known tokens of a filling sequence are planned."""
         _remove(self.filling, sequence)
 
-    def evict(self, sequence: Sequence) -> None:
-        """Preempts: the sequence settles if unanswered plans hold rows of it, else it may wait at once."""
+    def evict(self, sequence: Sequence, mode: PreemptionMode) -> None:
+        """Preempts; `mode`: whether its blocks are worth a copy to the host.
+
+        The sequence settles if unanswered plans hold rows of it, else it may wait at once.
+        """
         num_unanswered = sum(1 for plan in self.unanswered if plan.row_of(sequence) is not None)
+        block_ids = sequence.block_ids
         self._vacate(sequence, self._num_answered_tokens(sequence))
+        self.kv.mark(block_ids, mode)
         sequence.num_unanswered_rows = num_unanswered
         sequence.move(Move.PREEMPT_UNANSWERED if num_unanswered else Move.PREEMPT)
         if not num_unanswered:
@@ -92,8 +136,17 @@ class Rows:
             if row is not None:
                 plan.departed.add(row)
         self.kv.commit(sequence, num_computed_tokens)
+        self.in_flight.forget(sequence)
         self.kv.release(sequence)
+        self._count_priority(sequence.priority, -1)
+        self.suspects.pop(sequence, None)
+        self.num_exits += 1
         sequence.num_lost_tokens = max(sequence.num_lost_tokens, sequence.num_planned_tokens)
+
+    def _count_priority(self, priority: int, sign: int) -> None:
+        self.priorities[priority] += sign
+        if not self.priorities[priority]:
+            del self.priorities[priority]
 
     def _num_answered_tokens(self, sequence: Sequence) -> int:
         """Computed tokens of a sequence, unanswered plans not counted."""

@@ -8,18 +8,24 @@ time in nanoseconds and must not run backwards. A call that raises changed nothi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
 from itertools import count
 
 from scheduler_svc.core.admission import Admissions
+from scheduler_svc.core.advice import Advisor
+from scheduler_svc.core.fleet import Fleet
+from scheduler_svc.core.history import Decision, Explanation
+from scheduler_svc.core.intake import check_fields, new_sequence
+from scheduler_svc.core.ledger import Ledger
+from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.order import Order
 from scheduler_svc.core.plan import Limit, Planned, StepResult
-from scheduler_svc.core.queue import WaitingRoom
 from scheduler_svc.core.replica import Replica
+from scheduler_svc.core.reports import explanation, replica_statistics
 from scheduler_svc.core.sequence import Move, Sequence, State
-from scheduler_svc.core.statistics import ReplicaStatistics, Statistics
+from scheduler_svc.core.statistics import Statistics
 from scheduler_svc.core.step import StepDraft
 from scheduler_svc.core.types import (
-    CoreLimits,
     Ended,
     EndReason,
     Event,
@@ -28,17 +34,13 @@ from scheduler_svc.core.types import (
     IllegalTransition,
     Preempted,
     Progress,
-    Queued,
-    RefusalReason,
     Refused,
     ReplicaLost,
     ReplicaSpec,
     Request,
     Scheduled,
+    Ticked,
 )
-
-_MAX_CRASHES_ALONE = 2
-"""A sequence that crashed a replica so often while alone there is failed."""
 
 
 class Scheduler:
@@ -46,13 +48,18 @@ class Scheduler:
 
     def __init__(self, limits: CoreLimits | None = None) -> None:
         self.limits = limits or CoreLimits()
-        self.sequences: dict[int, Sequence] = {}
+        self.order = Order(self.limits)
+        self.ledger = Ledger(self.limits)
+        self.sequences = self.ledger.sequences
         """The live ones, by id."""
-        self.replicas: dict[int, Replica] = {}
+        self.room = self.ledger.room
+        self.fleet = Fleet(self.limits)
+        self.replicas = self.fleet.replicas
         """The attached ones, by id, in the order in which they attached."""
-        self.room = WaitingRoom(self.limits)
-        self.admissions = Admissions(self.room, self.limits.max_overtakes)
-        self._longest: dict[str, _Longest] = {}
+        self.admissions = Admissions(self.room, self.order, self.limits)
+        self._advisor = Advisor()
+        self._num_refused: Counter[str] = Counter()
+        self._num_expired = 0
         self._tickets = count()
 
     # Sequences ---------------------------------------------------------------------------------------------------
@@ -65,97 +72,140 @@ class Scheduler:
         """
         if request.sequence_id in self.sequences:
             raise IllegalTransition(f"sequence id {request.sequence_id} is in use")
-        _check_fields(request)
-        longest = self._longest.get(request.model)
-        if longest is None:
-            served = ", ".join(sorted(self._longest)) or "none"
-            raise Refused(RefusalReason.UNKNOWN_MODEL, "model", request.model, served, "name a model that is served")
+        try:
+            return self._accept(request, now)
+        except Refused as refused:
+            self._num_refused[refused.reason.value] += 1
+            raise
+
+    def _accept(self, request: Request, now: int) -> list[Event]:
+        check_fields(request)
+        longest = self.fleet.longest(request.model)
         longest.check(request)
         num_tokens = len(request.prompt_token_ids) + len(request.prior_token_ids)
         if num_tokens >= longest.max_model_len or num_tokens > longest.num_cache_tokens:
             return [Finished(request.sequence_id, len(request.prior_token_ids), FinishReason.LENGTH)]
-        self.room.check(request)
-        sequence = _new_sequence(request, now, next(self._tickets))
-        self.room.reserve(request)
-        self.sequences[request.sequence_id] = sequence
-        self.room.add(sequence)
-        if not request.queue_events:
-            return []
-        return [Queued(request.sequence_id, self.room.queue(request.model).position(sequence.rank))]
+        self.room.check(request, now)
+        sequence = new_sequence(request, now, next(self._tickets), self.order)
+        if request.deadline_ns is not None:
+            self.fleet.check_deadline(sequence, self.room, now)
+        self.ledger.open(sequence, now)
+        return [self.ledger.place(sequence, now)] if request.queue_events else []
 
     def cancel(self, sequence_id: int, now: int) -> list[Event]:
         """Ends a sequence wherever it is; its blocks are free at once. An id that has ended (or never was) is no error:
         a cancellation may cross the end on its way."""
-        del now
         sequence = self.sequences.get(sequence_id)
         if sequence is None:
             return []
-        self._take_out(sequence)
-        return [self._ended(sequence, EndReason.CANCELLED)]
+        return [self._end_early(sequence, EndReason.CANCELLED, now)]
+
+    def update(
+        self, sequence_id: int, now: int, *, priority: int | None = None, deadline_ns: int | None = None
+    ) -> list[Event]:
+        """Changes a live sequence's priority and deadline (nanoseconds from now), and so its place; None: as it was.
+
+        Call `plan` for the replicas of its model afterwards. Raises IllegalTransition if the id is not live.
+        """
+        sequence = self.sequences.get(sequence_id)
+        if sequence is None:
+            raise IllegalTransition(f"sequence id {sequence_id} is not live")
+        new_priority = sequence.priority if priority is None else priority
+        new_deadline = sequence.deadline_at_ns if deadline_ns is None else now + deadline_ns
+        if sequence.state is State.RUNNING:
+            self._home(sequence).rows.rerank(sequence, new_priority, new_deadline, self.order)
+            self.room.dissolve(sequence)
+        else:
+            if sequence.state is State.WAITING:
+                self.room.remove(sequence)
+            sequence.priority, sequence.deadline_at_ns = new_priority, new_deadline
+            sequence.rank = self.order.rank(sequence)
+            if sequence.state is State.WAITING:
+                self.room.add(sequence)
+        self.ledger.deadlines.note(sequence)
+        self._note(sequence, now, "updated", f"priority {new_priority}, deadline at {new_deadline}")
+        return []
 
     # Replicas ----------------------------------------------------------------------------------------------------
 
     def attach(self, replica: ReplicaSpec, now: int) -> list[Event]:
         """Takes an empty replica into service; call `plan` for it. Raises IllegalTransition if the id is in use."""
         del now
-        if replica.replica_id in self.replicas:
-            raise IllegalTransition(f"replica id {replica.replica_id} is in use")
-        self.replicas[replica.replica_id] = Replica(replica, self.limits)
-        longest = self._longest.setdefault(replica.model, _Longest())
-        longest.max_model_len = max(longest.max_model_len, replica.max_model_len)
-        longest.num_cache_tokens = max(longest.num_cache_tokens, replica.num_cache_tokens)
+        self.fleet.attach(replica)
         return []
 
     def detach(self, replica_id: int, now: int) -> list[Event]:
         """A replica is gone: what ran there ends with REPLICA_LOST, what waits goes on waiting."""
-        del now
-        replica = self._replica(replica_id)
-        del self.replicas[replica_id]
+        replica = self.fleet.detach(replica_id)
         self.admissions.placement.forget_replica(replica_id)
         ended, suspects = replica.rows.end_all()
         events: list[Event] = []
         for sequence in ended:
             num_rows = len(suspects) if sequence in suspects else 0
-            events.append(self._ended(sequence, EndReason.REPLICA_LOST, ReplicaLost(replica_id, num_rows)))
+            events.append(self._ended(sequence, EndReason.REPLICA_LOST, now, ReplicaLost(replica_id, num_rows)))
         return events
+
+    def drain(self, replica_id: int, now: int) -> list[Event]:
+        """The replica takes no more sequences: what waits for it goes elsewhere, what runs there goes on to its end.
+
+        It is drained when `statistics` counts nothing running there. Call `plan` for the other replicas of its model.
+        Raises IllegalTransition if the id is not attached.
+        """
+        del now
+        replica = self.fleet.replica(replica_id)
+        replica.is_draining = True
+        self.admissions.placement.forget_replica(replica_id)
+        for sequence in replica.rows.running:
+            self.room.dissolve(sequence)
+        return []
+
+    # Steps -------------------------------------------------------------------------------------------------------
 
     def plan(self, replica_id: int, now: int) -> Planned:
         """Decides the replica's next step. Call it after submit, attach, and complete, until it returns no plan.
 
-        A plan counts as sent: answer it with `complete`, or `detach` the replica.
+        A plan counts as sent: answer it with `complete`, or `detach` the replica. Its events may be of sequences that
+        are not on this replica: those whose deadline has passed end here, before they cost another step.
         """
-        replica = self._replica(replica_id)
+        replica = self.fleet.replica(replica_id)
+        expired = self._expire(now)
         if replica.is_full:
-            return Planned(None, (), Limit.UNANSWERED_PLANS)
+            return Planned(None, expired, Limit.UNANSWERED_PLANS)
         draft = replica.open_step()
         self.admissions.requeue(draft)
         replica.share_tokens(draft, others_wait=self.admissions.someone_may_enter(replica))
-        others = [other for other in self.replicas.values() if other.spec.model == replica.spec.model]
-        limit = self.admissions.admit(replica, others, draft)
+        limit = self.admissions.admit(replica, self.fleet.of_model(replica.spec.model), draft)
         plan = replica.close_step(draft)
         if limit is Limit.NOTHING_WAITING and draft.was_cut_short:
-            limit = Limit.TOKENS
-        return Planned(plan, self._plan_events(replica, draft, now), limit)
+            limit = draft.token_limit
+        if plan is not None:
+            replica.counters.limits[limit] += 1
+        return Planned(plan, [*expired, *self._plan_events(replica, draft, now)], limit)
 
     def complete(self, replica_id: int, result: StepResult, now: int) -> list[Event]:
         """Takes the answer to the replica's oldest unanswered plan. Call `plan` for it afterwards.
 
         Raises ResultMismatch, changing nothing, for anything else: the replica disagrees and must be detached.
         """
-        answer = self._replica(replica_id).complete(result)
-        events: list[Event] = [self._ended(sequence, EndReason.UNDELIVERED) for sequence in answer.undelivered]
-        events += [self._finished(sequence, reason) for sequence, reason in answer.finished]
+        answer = self.fleet.replica(replica_id).complete(result)
+        events: list[Event] = [self._ended(sequence, EndReason.UNDELIVERED, now) for sequence in answer.undelivered]
+        events += [self._finished(sequence, reason, now) for sequence, reason in answer.finished]
         for sequence in answer.settled:
-            self.room.add(sequence)
+            self.ledger.enqueue(sequence, now)
         for sequence in answer.advanced:
-            num_known = len(sequence.token_ids)
-            if (
-                sequence.state is State.RUNNING
-                and num_known - sequence.num_reported_tokens >= self.limits.progress_tokens
-            ):
-                sequence.num_reported_tokens = num_known
+            if sequence.state is not State.RUNNING:
+                continue
+            self.ledger.charge(sequence)
+            self.room.note_advance(sequence)
+            if len(sequence.token_ids) - sequence.num_reported_tokens >= self.limits.progress_tokens:
+                sequence.num_reported_tokens = len(sequence.token_ids)
                 events.append(Progress(sequence.sequence_id, sequence.num_output_tokens))
         return events
+
+    def tick(self, now: int) -> Ticked:
+        """What time alone brings about; call it about once a second, and `plan` for all replicas afterwards."""
+        events = [*self._expire(now), *self.ledger.changed_places(now)]
+        return Ticked(events, self._advisor.look(self.replicas.values(), self.room.lengths(), now))
 
     # Looking in --------------------------------------------------------------------------------------------------
 
@@ -163,129 +213,86 @@ class Scheduler:
         """Forgets every cached prefix that no running sequence holds, on all replicas; returns how many blocks."""
         return sum(replica.kv.forget_idle() for replica in self.replicas.values())
 
+    def explain(self, sequence_id: int) -> Explanation | None:
+        """What was decided about a sequence and what it waits for; None for one that was never here, or long ago."""
+        sequence = self.sequences.get(sequence_id)
+        if sequence is None:
+            return self.ledger.history.ended(sequence_id)
+        replicas = self.fleet.of_model(sequence.request.model)
+        return explanation(sequence, self.room, replicas, self.ledger.history.decisions(sequence_id))
+
     def statistics(self) -> Statistics:
         """A snapshot of the load."""
-        replicas = tuple(_replica_statistics(replica) for replica in self.replicas.values())
-        return Statistics(replicas, self.room.lengths(), self.room.num_tokens)
+        intervals = {model: pace.mean_interval_ns for model, pace in self.room.paces.items()}
+        return Statistics(
+            replicas=tuple(replica_statistics(replica) for replica in self.replicas.values()),
+            num_waiting=self.room.lengths(),
+            num_waiting_tokens=self.room.num_tokens,
+            tenants=self.room.tenant_statistics(),
+            num_following=len(self.room.leaders),
+            num_refused=dict(self._num_refused),
+            num_expired=self._num_expired,
+            start_interval_ns={model: interval for model, interval in intervals.items() if interval is not None},
+        )
 
     # Helpers -----------------------------------------------------------------------------------------------------
 
-    def _replica(self, replica_id: int) -> Replica:
-        replica = self.replicas.get(replica_id)
-        if replica is None:
-            raise IllegalTransition(f"replica id {replica_id} is not attached")
-        return replica
+    def _home(self, sequence: Sequence) -> Replica:
+        assert sequence.replica_id is not None, "a sequence that runs or settles has a replica"
+        return self.replicas[sequence.replica_id]
 
-    def _take_out(self, sequence: Sequence) -> None:
+    def _note(self, sequence: Sequence, now: int, what: str, reason: str) -> None:
+        self.ledger.note(sequence, Decision(now, what, reason, sequence.replica_id))
+
+    def _expire(self, now: int) -> list[Event]:
+        passed = self.ledger.deadlines.pop_passed(now)
+        self._num_expired += len(passed)
+        return [self._end_early(sequence, EndReason.DEADLINE, now) for sequence in passed]
+
+    def _end_early(self, sequence: Sequence, reason: EndReason, now: int) -> Ended:
+        """Ends a sequence wherever it is."""
         if sequence.state is State.WAITING:
             self.room.remove(sequence)
             self.admissions.placement.forget(sequence)
             sequence.move(Move.END)
         else:
-            assert sequence.replica_id is not None, "a sequence that runs or settles has a replica"
-            self.replicas[sequence.replica_id].rows.end_early(sequence)
+            self._home(sequence).rows.end_early(sequence)
+        return self._ended(sequence, reason, now)
 
-    def _forget(self, sequence: Sequence) -> None:
-        del self.sequences[sequence.sequence_id]
-        self.room.end_reservation(sequence.request)
-
-    def _ended(self, sequence: Sequence, reason: EndReason, lost: ReplicaLost | None = None) -> Ended:
-        self._forget(sequence)
+    def _ended(self, sequence: Sequence, reason: EndReason, now: int, lost: ReplicaLost | None = None) -> Ended:
+        self.ledger.close(sequence, now, reason.value)
         return Ended(sequence.sequence_id, reason, lost)
 
-    def _finished(self, sequence: Sequence, reason: FinishReason) -> Finished:
-        self._forget(sequence)
+    def _finished(self, sequence: Sequence, reason: FinishReason, now: int) -> Finished:
+        self.ledger.close(sequence, now, f"finished: {reason.name}")
         return Finished(sequence.sequence_id, sequence.num_output_tokens, reason)
 
     def _plan_events(self, replica: Replica, draft: StepDraft, now: int) -> list[Event]:
+        events: list[Event] = [self._finished(sequence, FinishReason.LENGTH, now) for sequence in draft.outgrown]
         replica_id = replica.spec.replica_id
-        events: list[Event] = [self._finished(sequence, FinishReason.LENGTH) for sequence in draft.outgrown]
         for eviction in draft.evictions:
-            sequence = eviction.sequence
+            sequence, num_blocks = eviction.sequence, eviction.num_blocks
             sequence.queued_at_ns = now
-            events.append(Preempted(sequence.sequence_id, replica_id, eviction.reason, eviction.num_blocks))
+            decision = Decision(now, "preempted", f"{eviction.reason}; {eviction.mode.value}", replica_id, num_blocks)
+            self.ledger.note(sequence, decision)
+            self.ledger.charge(sequence)
+            events.append(Preempted(sequence.sequence_id, replica_id, eviction.reason, num_blocks, eviction.mode))
+        replica.counters.num_host_cached_tokens += draft.num_host_tokens
         for sequence, num_cached in draft.admissions.items():
-            num_again = max(0, sequence.num_lost_tokens - num_cached)
-            waited_ns = now - sequence.queued_at_ns
-            events.append(Scheduled(sequence.sequence_id, replica_id, num_cached, num_again, waited_ns))
+            events.append(self._scheduled(replica, sequence, num_cached, now))
+        if draft.admissions:
+            num_tokens = sum(len(sequence.token_ids) for sequence in draft.admissions)
+            self.room.pace(replica.spec.model).note_starts(len(draft.admissions), num_tokens, now)
+            self.ledger.note_if_empty(replica.spec.model)
         return events
 
-
-@dataclass(slots=True)
-class _Longest:
-    """The longest sequence that any replica of a model, attached or not, could take."""
-
-    max_model_len: int = 0
-    num_cache_tokens: int = 0
-
-    def check(self, request: Request) -> None:
-        """Raises Refused if the prompt and one token can never fit."""
-        num_tokens = len(request.prompt_token_ids) + 1
-        for name, limit, remedy in (
-            ("max_model_len", self.max_model_len, "shorten the prompt"),
-            ("the KV cache in tokens", self.num_cache_tokens, "shorten the prompt or give the worker more KV memory"),
-        ):
-            if num_tokens > limit:
-                raise Refused(RefusalReason.TOO_LONG, f"prompt + 1 token against {name}", num_tokens, limit, remedy)
-
-
-def _check_fields(request: Request) -> None:
-    num_prior = len(request.prior_token_ids)
-    checks = (
-        (request.prompt_token_ids, "number of prompt_token_ids", 0, "at least 1", "send a prompt"),
-        (
-            request.max_tokens > num_prior,
-            "max_tokens",
-            request.max_tokens,
-            f"more than the {num_prior} prior tokens",
-            "",
-        ),
-        (request.attempt >= 1, "attempt", request.attempt, "at least 1", ""),
-        (request.age_ns >= 0, "age_ns", request.age_ns, "at least 0", ""),
-        (request.group_size >= 1, "group_size", request.group_size, "at least 1", ""),
-        (
-            request.group_size == 1 or request.group_id,
-            "group_id",
-            "empty",
-            "a name if group_size > 1",
-            "name the group",
-        ),
-    )
-    for is_fine, name, value, limit, remedy in checks:
-        if not is_fine:
-            raise Refused(RefusalReason.INVALID, name, value, limit, remedy or f"correct {name}")
-    num_alone = list(request.crash_group_sizes).count(1)
-    if num_alone >= _MAX_CRASHES_ALONE:
-        raise Refused(
-            RefusalReason.POISON,
-            "number of crashes of a replica that ran this sequence alone",
-            num_alone,
-            _MAX_CRASHES_ALONE - 1,
-            "the request is not tried again",
-        )
-
-
-def _new_sequence(request: Request, now: int, ticket: int) -> Sequence:
-    try:
-        return Sequence(request, now, ticket)
-    except (OverflowError, TypeError) as error:
-        limit = "unsigned 32-bit integers"
-        raise Refused(RefusalReason.INVALID, "a token id", str(error), limit, "send ids of the vocabulary") from error
-
-
-def _replica_statistics(replica: Replica) -> ReplicaStatistics:
-    pool, spec = replica.kv.pool, replica.spec
-    return ReplicaStatistics(
-        replica_id=spec.replica_id,
-        name=spec.name,
-        model=spec.model,
-        num_running=len(replica.rows.running),
-        num_blocks=pool.num_blocks,
-        num_used_blocks=pool.num_blocks - pool.num_idle,
-        num_free_blocks=pool.num_idle,
-        num_cached_blocks=pool.num_kept,
-        num_unanswered_plans=len(replica.rows.unanswered),
-        load_tokens=replica.load_tokens,
-        num_preemptions=replica.num_preemptions,
-        num_steps=replica.num_steps,
-    )
+    def _scheduled(self, replica: Replica, sequence: Sequence, num_cached: int, now: int) -> Scheduled:
+        num_again = max(0, sequence.num_lost_tokens - num_cached)
+        replica.counters.num_cached_tokens += num_cached
+        replica.counters.num_recomputed_tokens += num_again
+        self.ledger.charge_start(sequence, num_cached)
+        self.ledger.forget_place(sequence)
+        replica_id, num_blocks = replica.spec.replica_id, len(sequence.block_ids)
+        reason = f"first of those that fit, {len(replica.rows.running)} running with it"
+        self.ledger.note(sequence, Decision(now, "scheduled", reason, replica_id, num_blocks, num_cached, num_again))
+        return Scheduled(sequence.sequence_id, replica_id, num_cached, num_again, now - sequence.queued_at_ns)

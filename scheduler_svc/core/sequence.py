@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from array import array
 
+from scheduler_svc.core.order import Order, Rank
 from scheduler_svc.core.prefix_cache import PrefixChain
 from scheduler_svc.core.types import IllegalTransition, Request
 
@@ -46,15 +47,19 @@ TRANSITIONS: dict[tuple[State, Move], State] = {
     (State.SETTLING, Move.END): State.ENDED,
 }
 
-Rank = tuple[int, int, int]
+_DEFAULT_ORDER = Order()
 
 
 class Sequence:
     """A sequence from submission to its end. Compared by identity."""
 
     __slots__ = (
+        "accepted_ns",
         "block_ids",
         "chain",
+        "deadline_at_ns",
+        "in_flight_digest",
+        "num_charged_tokens",
         "num_foreign_blocks",
         "num_hashed_blocks",
         "num_lost_tokens",
@@ -63,6 +68,7 @@ class Sequence:
         "num_prompt_tokens",
         "num_reported_tokens",
         "num_unanswered_rows",
+        "priority",
         "queued_at_ns",
         "rank",
         "replica_id",
@@ -70,15 +76,24 @@ class Sequence:
         "slot",
         "state",
         "steady_row",
+        "suspect_bound",
+        "ticket",
         "token_ids",
     )
 
-    def __init__(self, request: Request, now: int, ticket: int) -> None:
+    def __init__(self, request: Request, now: int, ticket: int, order: Order = _DEFAULT_ORDER) -> None:
         """`ticket` counts submissions and breaks ties. Raises OverflowError or TypeError for what is no token id."""
         self.request = request
         self.state = State.WAITING
-        self.rank: Rank = (-request.priority, request.age_ns - now, -ticket)
-        """Larger goes first: smaller priority, then longer ago accepted, then earlier submitted."""
+        self.priority = request.priority
+        """Smaller is served first (scheduler, on an operator's word)."""
+        self.deadline_at_ns = None if request.deadline_ns is None else now + request.deadline_ns
+        """When its result is worthless (scheduler, on an operator's word)."""
+        self.accepted_ns = now - request.age_ns
+        """When its router accepted it."""
+        self.ticket = ticket
+        self.rank: Rank = order.rank(self)
+        """Larger goes first (scheduler)."""
         self.token_ids = array("I", request.prompt_token_ids)
         """Prompt, then output, all known."""
         self.num_prompt_tokens = len(self.token_ids)
@@ -90,6 +105,11 @@ class Sequence:
         """Known tokens at the last Progress event (scheduler)."""
         self.num_lost_tokens = len(self.token_ids) - 1 if request.prior_token_ids else 0
         """Tokens whose KV existed once, on a replica it has left (replica)."""
+        self.num_charged_tokens = 0
+        """Known tokens that its tenant was charged for (scheduler, under the fair policy)."""
+        sizes = request.crash_group_sizes
+        self.suspect_bound = max(1, sizes[-1] // 2) if sizes else None
+        """Rows that may be in flight with it, itself included, until it has sampled a token again (replica)."""
 
         self.replica_id: int | None = None
         """The replica that runs it or settles it (replica)."""
@@ -110,16 +130,13 @@ class Sequence:
         """Cached blocks that it found at first; all others of its prefix it computed itself (KV space)."""
         self.chain: PrefixChain | None = None
         """Hashes of its full blocks (KV space)."""
+        self.in_flight_digest: bytes | None = None
+        """Digest of the block it computes next, under which followers find it (in flight)."""
 
     @property
     def sequence_id(self) -> int:
         """The caller's name for it."""
         return self.request.sequence_id
-
-    @property
-    def priority(self) -> int:
-        """Smaller is served first."""
-        return self.request.priority
 
     @property
     def num_output_tokens(self) -> int:

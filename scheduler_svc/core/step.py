@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
-from scheduler_svc.core.plan import StepResult
+from scheduler_svc.core.limits import PreemptionMode
+from scheduler_svc.core.plan import Limit, StepResult
 from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.core.types import FinishReason, ResultMismatch
 
@@ -34,6 +35,8 @@ class Eviction:
     sequence: Sequence
     reason: str
     num_blocks: int
+    mode: PreemptionMode
+    """What becomes of its blocks: RECOMPUTE or SWAP."""
 
 
 @dataclass(slots=True)
@@ -42,6 +45,8 @@ class StepDraft:
 
     num_left: int
     """Tokens of the budget that nobody has yet."""
+    token_limit: Limit = Limit.TOKENS
+    """What set the budget."""
     appends: dict[Sequence, int] = field(default_factory=dict)
     """Steady rows at a block edge, with the block they got."""
     finals: dict[Sequence, None] = field(default_factory=dict)
@@ -50,11 +55,13 @@ class StepDraft:
     """Tokens of each row that is not steady, best first."""
     admissions: dict[Sequence, int] = field(default_factory=dict)
     """Sequences that enter, with the tokens found in the prefix cache."""
+    num_host_tokens: int = 0
+    """Of those, in the host tier."""
     evictions: list[Eviction] = field(default_factory=list)
     outgrown: list[Sequence] = field(default_factory=list)
     """Sequences that need more blocks than there are; no plan holds a row of them any more."""
-    unqueued: list[Sequence] = field(default_factory=list)
-    """Evicted ones that may wait at once and are not in the queue yet."""
+    num_requeued: int = 0
+    """Evictions, from the first, of which the waiting room knows."""
     was_cut_short: bool = False
     """Whether a row wanted more tokens than it got."""
 
@@ -93,6 +100,8 @@ class UnansweredPlan:
     """Per row: 1 if it samples, 0 for an inner chunk."""
     num_steady: int
     num_tokens: int
+    num_copies: int = 0
+    """Blocks copied between the tiers."""
     edge_rows: list[int] = field(default_factory=list)
     """Steady rows at a block edge: all their earlier blocks are full."""
     final_rows: list[int] = field(default_factory=list)

@@ -11,6 +11,9 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from scheduler_svc.core.limits import CoreLimits as CoreLimits
+from scheduler_svc.core.limits import PreemptionMode
+
 
 class FinishReason(enum.IntEnum):
     """Why a sequence is complete; values are those of the wire's FinishReason, of which 0 (it goes on) is left out."""
@@ -23,41 +26,6 @@ class FinishReason(enum.IntEnum):
     """max_tokens, the context length or the whole KV pool was reached."""
     NUMERIC_ERROR = 4
     """The logits held NaN or infinity; the sequence fails alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class CoreLimits:
-    """What bounds the core beside the replicas' own limits."""
-
-    max_waiting: int = 2048
-    """Sequences that may wait; the next is refused with QUEUE_FULL. Resumed ones (attempt > 1) never are."""
-    max_waiting_tokens: int = 4_000_000
-    """Prompt and prior tokens that waiting sequences may hold together. One sequence alone may always wait."""
-    max_num_seqs: int | None = None
-    """Most sequences that run at once on a replica, if below its slots."""
-    max_num_batched_tokens: int | None = None
-    """Most tokens in one step, if below the replica's own limit. Each running row gets at least one, so no more rows
-    than this run."""
-    enable_prefix_caching: bool = True
-    """Whether full blocks are findable by their content."""
-    max_unanswered_plans: int = 2
-    """Plans that a replica may hold unanswered (pipelining depth)."""
-    progress_tokens: int = 32
-    """Output tokens between two Progress events of a sequence, at least."""
-    max_overtakes: int = 64
-    """Sequences that may start before one which waits for blocks, although it goes before them. After that many, no
-    other starts until it does."""
-
-    def __post_init__(self) -> None:
-        for name in ("max_waiting", "max_waiting_tokens", "max_unanswered_plans", "progress_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("max_num_seqs", "max_num_batched_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}; it must be at least 1, or None for the replica's own limit")
-        if self.max_overtakes < 0:
-            raise ValueError(f"max_overtakes is {self.max_overtakes}; it must be at least 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +55,8 @@ class Request:
     priority: int = 0
     """Smaller is served first; strictly smaller displaces running work."""
     deadline_ns: int | None = None
-    """Nanoseconds from submission until the result is worthless. Kept, not acted upon yet."""
+    """Nanoseconds from submission until the result is worthless: then the sequence ends. The earliest goes first among
+    equals."""
     age_ns: int = 0
     """Nanoseconds since the router accepted the request; orders among equals."""
     group_id: str = ""
@@ -103,7 +72,7 @@ class Request:
     crash_group_sizes: Sequence[int] = ()
     """rows_in_step of each earlier ReplicaLost."""
     queue_events: bool = False
-    """Whether a Queued event is wanted."""
+    """Whether Queued events are wanted: on submission, and from `tick` when its place has changed."""
     request_id: str = ""
     """For logs. Not unique."""
 
@@ -133,12 +102,14 @@ class ReplicaSpec:
     max_step_tokens: int
     """Most tokens in one step. Below num_slots, no more rows than this run."""
     num_host_blocks: int = 0
-    """KV blocks in host memory. Not used yet."""
+    """KV blocks in host memory; 0: no host tier."""
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "block_size", "num_device_blocks", "num_slots", "max_step_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"replica {self.name!r}: {name} is {getattr(self, name)}; it must be at least 1")
+        if self.num_host_blocks < 0:
+            raise ValueError(f"replica {self.name!r}: num_host_blocks is {self.num_host_blocks}; it must be at least 0")
 
     @property
     def num_cache_tokens(self) -> int:
@@ -152,11 +123,13 @@ class ReplicaSpec:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """The sequence waits. Sent on submission, if asked for."""
+    """The sequence waits. Sent on submission and when its place has changed, if asked for."""
 
     sequence_id: int
     position: int
     """Waiting sequences of the same model before it."""
+    eta_ns: int | None = None
+    """Time until it starts, if starts go on as they did; None: none was seen yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +156,8 @@ class Preempted:
     """Why, for people."""
     num_blocks: int
     """Blocks that it gave back."""
+    mode: PreemptionMode = PreemptionMode.RECOMPUTE
+    """What becomes of them: RECOMPUTE or SWAP."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,11 +188,13 @@ class EndReason(enum.Enum):
     """`detach` was called on its replica. Retriable; ABORTED with ReplicaLost as detail."""
     UNDELIVERED = "tokens not delivered"
     """The worker could not hand its tokens to the router. Retriable; ABORTED."""
+    DEADLINE = "deadline passed"
+    """Its deadline passed before it was complete. Final; DEADLINE_EXCEEDED."""
 
     @property
     def is_retriable(self) -> bool:
         """Whether the router may try again with what it holds."""
-        return self is not EndReason.CANCELLED
+        return self in (EndReason.REPLICA_LOST, EndReason.UNDELIVERED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +219,17 @@ class Ended:
 Event = Queued | Scheduled | Preempted | Progress | Finished | Ended
 
 
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """What `Scheduler.tick` noticed."""
+
+    events: Sequence[Event]
+    """Ended(DEADLINE) of those whose deadline passed; Queued of those that asked and moved."""
+    advice: Sequence[str]
+    """Lines for the operator's log, each said once per occasion: what holds the load up and which setting changes it.
+    """
+
+
 # Errors ---------------------------------------------------------------------------------------------------------------
 # Raised before anything changed.
 
@@ -256,7 +244,9 @@ class RefusalReason(enum.Enum):
     TOO_LONG = "too long"
     """Prompt + prior + 1 token exceed max_model_len or the KV pool of every replica seen. INVALID_ARGUMENT."""
     QUEUE_FULL = "queue full"
-    """Too many sequences or tokens wait. RESOURCE_EXHAUSTED."""
+    """Too many sequences or tokens wait, in all or of its tenant. RESOURCE_EXHAUSTED with `retry_after_ns`."""
+    DEADLINE = "deadline"
+    """The backlog says that its first token would come after its deadline. DEADLINE_EXCEEDED."""
     POISON = "poison"
     """It crashed a replica twice while alone there. Final; INTERNAL."""
 
@@ -264,12 +254,22 @@ class RefusalReason(enum.Enum):
 class Refused(Exception):
     """`submit` did not accept the request: `field`, `value` and `limit` say why, the message says it whole."""
 
-    def __init__(self, reason: RefusalReason, field: str, value: object, limit: object, remedy: str) -> None:
+    def __init__(
+        self,
+        reason: RefusalReason,
+        field: str,
+        value: object,
+        limit: object,
+        remedy: str,
+        retry_after_ns: int | None = None,
+    ) -> None:
         super().__init__(f"{reason.value}: {field} is {value}, the limit is {limit}; {remedy}")
         self.reason = reason
         self.field = field
         self.value = value
         self.limit = limit
+        self.retry_after_ns = retry_after_ns
+        """QUEUE_FULL: when there should be room, by the backlog and the pace of starts so far."""
 
 
 class IllegalTransition(RuntimeError):

@@ -134,7 +134,7 @@ def test_a_step_says_why_it_is_no_bigger() -> None:
     assert house.plan().limited_by is Limit.NOTHING_WAITING
     house.submit(range(6), max_tokens=2)
     assert house.plan().limited_by is Limit.TOKENS
-    house.submit(range(61), max_tokens=2)
+    house.submit(range(7, 68), max_tokens=2)
     assert house.plan().limited_by is Limit.BLOCKS
 
 
