@@ -9,7 +9,10 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
+
+from octavo.client import Client, OctavoError
 
 START_LIMIT_S = 180
 STOP_LIMIT_S = 30
@@ -22,16 +25,29 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def wait_until_ready(client: Client, stack: subprocess.Popen[bytes]) -> None:
+    """Asks until a model can produce a token. Raises RuntimeError when the stack ends or takes too long."""
+    deadline = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < deadline:
+        if (status := stack.poll()) is not None:
+            raise RuntimeError(f"octavo serve ended with {status}")
+        try:
+            if any(model.ready for model in client.models(timeout_s=5)):
+                return
+        except OctavoError:
+            pass  # nobody listens yet
+        time.sleep(0.2)
+    raise RuntimeError(f"not ready within {START_LIMIT_S} s")
+
+
 def main() -> int:
     octavo = Path(sys.executable).parent / "octavo"
     grpc_port, http_port = free_port(), free_port()
     command = [str(octavo), "serve", "--grpc-port", str(grpc_port), "--http-port", str(http_port)]
     stack = subprocess.Popen(command)
     try:
-        from octavo import Client
-
         with Client(f"127.0.0.1:{grpc_port}") as client:
-            client.wait_until_ready(timeout=START_LIMIT_S)
+            wait_until_ready(client, stack)
             answer = client.chat([{"role": "user", "content": "Name a colour."}], max_tokens=16, temperature=0)
         print(f"the wheel answers: {answer.text!r}")
         assert answer.text.strip(), "an empty answer"
