@@ -22,6 +22,8 @@ from scheduler_svc.core.types import (
     Finished,
     FinishReason,
     Preempted,
+    RefusalReason,
+    Refused,
     ReplicaSpec,
     Request,
     Scheduled,
@@ -122,6 +124,24 @@ class House:
         self._take(self.scheduler.cancel(stream.request.sequence_id, self.now))
         laws.check(self.scheduler)
 
+    def update(self, stream: Stream, priority: int | None = None, deadline_ns: int | None = None) -> None:
+        """An operator changes a live stream's place."""
+        sequence_id = stream.request.sequence_id
+        self._take(self.scheduler.update(sequence_id, self.now, priority=priority, deadline_ns=deadline_ns))
+        laws.check(self.scheduler)
+
+    def tick(self) -> tuple[str, ...]:
+        """Time passes; returns the advice."""
+        ticked = self.scheduler.tick(self.now)
+        self._take(ticked.events)
+        laws.check(self.scheduler)
+        return tuple(ticked.advice)
+
+    def drain_replica(self, replica_id: int) -> None:
+        """An operator drains a replica."""
+        self._take(self.scheduler.drain(replica_id, self.now))
+        laws.check(self.scheduler)
+
     def _deliver(self, delivery: Delivery) -> None:
         stream = self.streams[delivery.stream_key]
         if delivery.attempt != stream.request.attempt or not stream.is_live:
@@ -180,7 +200,13 @@ class House:
             )
             stream.num_ends = 0
             stream.is_cut = False
-            self._send(stream)
+            try:
+                self._send(stream)
+            except Refused as refused:
+                # What an operator or a deadline ended while it was lost is over for the client too.
+                assert refused.reason in (RefusalReason.DEADLINE, RefusalReason.POISON)
+                stream.num_ends = 1
+                stream.outcome = Ended(stream.request.sequence_id, EndReason.DEADLINE)
 
     # Below the core --------------------------------------------------------------------------------------------
 
@@ -263,7 +289,7 @@ class House:
         """After `drain`: every stream ended once, with the whole text it gets alone."""
         for stream in self.streams.values():
             assert stream.num_ends == 1
-            if isinstance(stream.outcome, Ended) and stream.outcome.reason is EndReason.CANCELLED:
+            if isinstance(stream.outcome, Ended) and not stream.outcome.reason.is_retriable:
                 continue
             if stream.finish is FinishReason.NUMERIC_ERROR:
                 continue

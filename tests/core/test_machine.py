@@ -9,7 +9,8 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from scheduler_svc.core.types import CoreLimits, RefusalReason, Refused
+from scheduler_svc.core.limits import CoreLimits, PreemptionMode, SchedulingPolicy
+from scheduler_svc.core.types import RefusalReason, Refused
 from tests.core.house import House, Stream, spec
 
 # Prompts are made of few stretches, so that prefixes are shared, at block edges and beside them.
@@ -35,15 +36,42 @@ class CoreMachine(RuleBasedStateMachine):
         caching=st.booleans(),
         depth=st.integers(1, 3),
         max_overtakes=st.integers(0, 3),
+        num_host_blocks=st.sampled_from([0, 2, 8, 40]),
+        policy=st.sampled_from(SchedulingPolicy),
+        mode=st.sampled_from([PreemptionMode.AUTO, PreemptionMode.RECOMPUTE]),
+        cap=st.sampled_from([None, 3]),
     )
     def set_up(
-        self, num_blocks: int, num_slots: int, max_step_tokens: int, caching: bool, depth: int, max_overtakes: int
+        self,
+        num_blocks: int,
+        num_slots: int,
+        max_step_tokens: int,
+        caching: bool,
+        depth: int,
+        max_overtakes: int,
+        num_host_blocks: int,
+        policy: SchedulingPolicy,
+        mode: PreemptionMode,
+        cap: int | None,
     ) -> None:
         limits = CoreLimits(
-            enable_prefix_caching=caching, max_unanswered_plans=depth, max_overtakes=max_overtakes, max_waiting=12
+            enable_prefix_caching=caching,
+            max_unanswered_plans=depth,
+            max_overtakes=max_overtakes,
+            max_waiting=12,
+            policy=policy,
+            aging_ns=20_000,
+            preemption_mode=mode,
+            tenant_weights={"t": 3.0},
+            max_prefill_tokens=cap,
         )
         self.house = House(limits)
-        self.changes = {"num_device_blocks": num_blocks, "num_slots": num_slots, "max_step_tokens": max_step_tokens}
+        self.changes = {
+            "num_device_blocks": num_blocks,
+            "num_slots": num_slots,
+            "max_step_tokens": max_step_tokens,
+            "num_host_blocks": num_host_blocks,
+        }
         self.attach()
 
     def _live(self) -> list[Stream]:
@@ -58,13 +86,15 @@ class CoreMachine(RuleBasedStateMachine):
         start=st.sampled_from([None, None, 0, 4, 6]),
         router_id=st.integers(0, 1),
         age_ns=st.sampled_from([0, 5000]),
+        deadline_ns=st.sampled_from([None, None, None, 10_000, 1_000_000]),
+        queue_events=st.booleans(),
     )
     def submit(self, prompts: list[list[int]], start: int | None, **fields: object) -> None:
         for prompt in prompts:
             try:
                 self.house.submit(prompt, prompt_logprobs_start=start, **fields)  # type: ignore[arg-type]
             except Refused as refused:
-                if refused.reason not in (RefusalReason.QUEUE_FULL, RefusalReason.TOO_LONG):
+                if refused.reason not in (RefusalReason.QUEUE_FULL, RefusalReason.TOO_LONG, RefusalReason.DEADLINE):
                     raise
 
     @precondition(lambda self: self._live())
@@ -73,6 +103,20 @@ class CoreMachine(RuleBasedStateMachine):
         stream = data.draw(st.sampled_from(self._live()))
         self.house.cancel(stream)
         assert not stream.is_live
+
+    @precondition(lambda self: self._live())
+    @rule(data=st.data(), priority=st.sampled_from([None, -1, 2]), deadline_ns=st.sampled_from([None, 1_000, 100_000]))
+    def update(self, data: st.DataObject, priority: int | None, deadline_ns: int | None) -> None:
+        self.house.update(data.draw(st.sampled_from(self._live())), priority, deadline_ns)
+
+    @rule()
+    def tick(self) -> None:
+        self.house.tick()
+
+    @precondition(lambda self: len(self.house.replicas) == 2)
+    @rule(data=st.data())
+    def drain_one(self, data: st.DataObject) -> None:
+        self.house.drain_replica(data.draw(st.sampled_from(sorted(self.house.replicas))))
 
     @precondition(lambda self: len(self.house.replicas) < 2)
     @rule()
@@ -131,7 +175,7 @@ class CoreMachine(RuleBasedStateMachine):
             return
         for replica in self.house.replicas.values():
             replica.unreachable_routers = set()
-        if not self.house.replicas:
+        if all(replica.is_draining for replica in self.house.scheduler.replicas.values()):
             self.attach()
         self.house.drain()
         self.house.check_outcomes(num_cache_tokens=self.changes["num_device_blocks"] * 4)

@@ -8,10 +8,11 @@ from random import Random
 
 import pytest
 
-from scheduler_svc.core.types import CoreLimits, RefusalReason, Refused
+from scheduler_svc.core.limits import CoreLimits, PreemptionMode, SchedulingPolicy
+from scheduler_svc.core.types import RefusalReason, Refused
 from tests.core.house import House, Stream, spec
 
-_NUM_WALKS = int(os.environ.get("OCTAVO_CORE_WALKS", "40"))
+_NUM_WALKS = int(os.environ.get("OCTAVO_CORE_WALKS", "30"))
 _STRETCHES = [[1, 2, 3, 4], [5, 6, 7, 8], [1, 2, 3, 9], [7], [8, 9], list(range(20, 32))]
 
 
@@ -25,12 +26,21 @@ class Walk:
             "num_device_blocks": self.num_blocks,
             "num_slots": random.randint(1, 6),
             "max_step_tokens": random.choice([1, 3, 8, 20, 40]),
+            "num_host_blocks": random.choice([0, 0, 3, 12, 60]),
         }
+        self.copy_ns = random.choice([0, 10, 1_000_000])
         limits = CoreLimits(
             enable_prefix_caching=random.random() < 0.8,
             max_unanswered_plans=random.choice([1, 2, 2, 2, 3]),
             max_overtakes=random.choice([0, 2, 64]),
             max_waiting=random.choice([3, 30]),
+            max_waiting_per_tenant=random.choice([None, None, 4]),
+            policy=random.choice(list(SchedulingPolicy)),
+            aging_ns=random.choice([5_000, 1_000_000_000]),
+            preemption_mode=random.choice([PreemptionMode.AUTO, PreemptionMode.AUTO, PreemptionMode.RECOMPUTE]),
+            tenant_weights={"t": random.choice([0.5, 1.0, 4.0])},
+            target_inter_token_ns=random.choice([None, None, 1_010_000]),
+            max_prefill_tokens=random.choice([None, None, 6]),
         )
         self.house = House(limits)
         self.num_attached = 0
@@ -40,6 +50,7 @@ class Walk:
         """Walks, then lets everything end and looks at what came out."""
         moves: list[tuple[int, Callable[[], None]]] = [
             (6, self.submit), (1, self.cancel), (1, self.attach), (1, self.detach), (1, self.disturb),
+            (1, self.update), (1, self.drain_one), (1, lambda: self.house.tick()),
             (20, self.plan), (20, self.run), (18, self.complete),
         ]  # fmt: skip
         weights = [weight for weight, _ in moves]
@@ -48,8 +59,8 @@ class Walk:
             self.random.choices(moves, weights)[0][1]()
         for replica in self.house.replicas.values():
             replica.unreachable_routers = set()
-        if not self.house.replicas:
-            self.attach()
+        if all(replica.is_draining for replica in self.house.scheduler.replicas.values()):
+            self.attach_another()
         self.house.drain()
         self.house.check_outcomes(num_cache_tokens=self.num_blocks * 4)
 
@@ -66,9 +77,11 @@ class Walk:
                 prompt_logprobs_start=random.choice([None, None, None, 0, 5, 9]),
                 router_id=random.randint(0, 2),
                 age_ns=random.choice([0, 0, 5000]),
+                deadline_ns=random.choice([None] * 8 + [20_000, 300_000]),
+                queue_events=random.random() < 0.2,
             )
         except Refused as refused:
-            if refused.reason not in (RefusalReason.QUEUE_FULL, RefusalReason.TOO_LONG):
+            if refused.reason not in (RefusalReason.QUEUE_FULL, RefusalReason.TOO_LONG, RefusalReason.DEADLINE):
                 raise
 
     def cancel(self) -> None:
@@ -76,10 +89,24 @@ class Walk:
         if live:
             self.house.cancel(self.random.choice(live))
 
+    def update(self) -> None:
+        live = [stream for stream in self.house.streams.values() if stream.is_live]
+        if live:
+            priority, deadline_ns = self.random.choice([(-1, None), (2, None), (None, 50_000)])
+            self.house.update(self.random.choice(live), priority, deadline_ns)
+
     def attach(self) -> None:
         if len(self.house.replicas) < 3:
-            self.num_attached += 1
-            self.house.attach(spec(self.num_attached, **self.changes))
+            self.attach_another()
+
+    def attach_another(self) -> None:
+        self.num_attached += 1
+        simulated = self.house.attach(spec(self.num_attached, **self.changes))
+        simulated.copy_ns, simulated.token_ns = self.copy_ns, 1000
+
+    def drain_one(self) -> None:
+        if len(self.house.replicas) > 1 and self.random.random() < 0.3:
+            self.house.drain_replica(self.random.choice(list(self.house.replicas)))
 
     def detach(self) -> None:
         if self.house.replicas and self.random.random() < 0.3:
@@ -106,6 +133,12 @@ class Walk:
         ready = [replica_id for replica_id, results in self.house.results.items() if results]
         if ready:
             self.house.complete(self.random.choice(ready))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(_NUM_WALKS, _NUM_WALKS + 1000))
+def test_any_walk_ends_well_also_in_rarer_histories(seed: int) -> None:
+    Walk(seed).go(num_steps=400)
 
 
 @pytest.mark.parametrize("seed", range(_NUM_WALKS))

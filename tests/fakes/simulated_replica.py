@@ -115,9 +115,15 @@ class SimulatedReplica:
         self.numeric_errors: set[int] = set()
         """Stream keys whose next sample fails; the KV written in that step is garbage."""
         self.duration_ns = 1_000_000
+        """Time of a step."""
+        self.token_ns = 0
+        """Time that each of its tokens adds."""
+        self.copy_ns = 0
+        """Time that the copy of a block takes."""
         self.inbox: deque[StepPlan] = deque()
         self._rows: dict[int, _Row] = {}
         self._memory = [[_GARBAGE] * spec.block_size for _ in range(spec.num_device_blocks)]
+        self._host_memory = [[_GARBAGE] * spec.block_size for _ in range(spec.num_host_blocks)]
         self._num_tables: Counter[int] = Counter()  # block -> rows whose table holds it
         self._next_step = 1
 
@@ -146,12 +152,22 @@ class SimulatedReplica:
         for admission in plan.admissions:
             self._admit(admission)
         self._append_blocks(plan)
+        self._copy_blocks(plan)
         _demand(len(plan.row_slots) > 0, "a plan without rows")
         _demand(len(set(plan.row_slots)) == len(plan.row_slots), f"a slot has two rows: {plan.row_slots}")
         _demand(len(plan.row_slots) == len(plan.row_starts) == len(plan.row_counts), "row lists are not parallel")
         num_tokens = sum(plan.row_counts)
         _demand(num_tokens <= self.spec.max_step_tokens, f"{num_tokens} tokens exceed {self.spec.max_step_tokens}")
         return self._compute(plan)
+
+    def step_ns(self, plan: StepPlan) -> int:
+        """Time that a plan takes."""
+        return self.duration_ns + self.token_ns * sum(plan.row_counts)
+
+    def _copy_blocks(self, plan: StepPlan) -> None:
+        """Demotions, then promotions; copies of one direction may happen in any order."""
+        _copy(plan.demote_device_ids, self._memory, plan.demote_host_ids, self._host_memory, "demotion")
+        _copy(plan.promote_host_ids, self._host_memory, plan.promote_device_ids, self._memory, "promotion")
 
     def _admit(self, admission: Admission) -> None:
         size, name = self.spec.block_size, f"admission to slot {admission.slot}"
@@ -200,7 +216,17 @@ class SimulatedReplica:
                 lost.append(delivery)
             else:
                 deliveries.append(delivery)
-        result = StepResult(plan.incarnation, plan.step, num_sampled, sampled, finishes, undelivered, self.duration_ns)
+        num_copies = len(plan.demote_host_ids) + len(plan.promote_host_ids)
+        result = StepResult(
+            plan.incarnation,
+            plan.step,
+            num_sampled,
+            sampled,
+            finishes,
+            undelivered,
+            self.step_ns(plan),
+            self.copy_ns * num_copies,
+        )
         return StepOutcome(result, tuple(deliveries), tuple(lost))
 
     def _compute_row(self, row: _Row, start: int, count: int) -> Delivery | None:
@@ -260,6 +286,18 @@ class SimulatedReplica:
             finish,
             token_id if ended_by_token else None,
         )
+
+
+def _copy(
+    sources: Sequence[int], memory: list[list[int]], targets: Sequence[int], target_memory: list[list[int]], name: str
+) -> None:
+    _demand(len(sources) == len(targets), f"{name} lists are not parallel")
+    _demand(len(set(targets)) == len(targets), f"a block is the target of two {name}s: {targets}")
+    valid = all(0 <= block < len(memory) for block in sources) and all(0 <= b < len(target_memory) for b in targets)
+    _demand(valid, f"{name} of blocks {sources} to {targets}")
+    for source, target in zip(sources, targets, strict=True):
+        _demand(_GARBAGE not in memory[source], f"{name} of block {source}, which is not full")
+        target_memory[target] = list(memory[source])
 
 
 def _demand(holds: bool, message: str) -> None:

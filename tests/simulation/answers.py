@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.internal.v1 import types_pb2
-from router.stream_types import Finish
+from router.streams.types import Finish
 from scheduler_svc.core.plan import Admission
 from scheduler_svc.core.types import ReplicaSpec
 from tests.fakes.simulated_replica import SimulatedReplica, next_state, sampled_token, states_of

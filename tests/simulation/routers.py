@@ -15,9 +15,10 @@ import grpc.aio
 
 from octavo.internal.v1 import scheduler_pb2 as pb
 from octavo.internal.v1 import types_pb2
-from router.scheduler_client import GenerateCall, SchedulerClient, SchedulerState
-from router.sequence import SequenceDriver
-from router.stream_types import (
+from router.streams.scheduler_client import GenerateCall, SchedulerClient, SchedulerState
+from router.streams.sequence import SequenceDriver
+from router.streams.token_inlet import Sink, TokenInlet, read_batch
+from router.streams.types import (
     Completed,
     Failed,
     NewPromptLogprobs,
@@ -27,7 +28,6 @@ from router.stream_types import (
     StreamSpec,
     TokenDelta,
 )
-from router.token_inlet import Sink, TokenInlet, read_batch
 from tests.simulation.answers import Answer
 from tests.simulation.network import Call, Network
 from tests.simulation.schedulers import SimulatedScheduler

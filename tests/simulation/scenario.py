@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from octavo.internal.v1 import scheduler_pb2 as pb
 from octavo.internal.v1 import types_pb2
-from scheduler_svc.core.types import CoreLimits, ReplicaSpec
+from scheduler_svc.core.limits import CoreLimits, PreemptionMode, SchedulingPolicy
+from scheduler_svc.core.types import ReplicaSpec
 from tests.simulation.answers import Model
 from tests.simulation.network import Weather
 from tests.simulation.routers import Wanted, sampling_of
@@ -77,6 +78,10 @@ def draw(seed: int) -> Scenario:
         max_unanswered_plans=rng.choice((1, 2, 2, 2, 3)),
         progress_tokens=rng.choice((1, 4, 32)),
         max_overtakes=rng.choice((0, 2, 64)),
+        policy=rng.choice(tuple(SchedulingPolicy)),
+        preemption_mode=rng.choice((PreemptionMode.AUTO, PreemptionMode.RECOMPUTE)),
+        target_inter_token_ns=rng.choice((None, 20_000_000)),
+        max_prefill_tokens=rng.choice((None, None, 5)),
     )
     num_requests = rng.randint(8, 30)
     weather = Weather(

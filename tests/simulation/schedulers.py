@@ -12,7 +12,7 @@ from octavo.internal.v1 import scheduler_pb2 as pb
 from scheduler_svc.core import laws
 from scheduler_svc.core.plan import Planned, StepResult
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.types import CoreLimits, Event, ReplicaSpec, Request
+from scheduler_svc.core.types import CoreLimits, Event, ReplicaSpec, Request, Ticked
 from scheduler_svc.engine import Engine
 from scheduler_svc.service import SchedulerService
 from tests.simulation.network import Call, Handler, Network
@@ -40,6 +40,11 @@ class CheckedScheduler(Scheduler):
         planned = super().plan(replica_id, now)
         laws.check(self)
         return planned
+
+    def tick(self, now: int) -> Ticked:
+        ticked = super().tick(now)
+        laws.check(self)
+        return ticked
 
     def _checked(self, events: list[Event]) -> list[Event]:
         laws.check(self)

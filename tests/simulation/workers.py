@@ -72,6 +72,7 @@ class SimulatedWorker:
         spec, model = replace(self._spec, incarnation=incarnation), self._model
         replica = SimulatedModel(spec, model.vocab_size, is_fickle=model.is_fickle)
         replica.numeric_errors = self.numeric_errors
+        replica.copy_ns = self._network.rng.choice((1_000, 10_000_000))
         endpoints: dict[int, str] = {}
         self._prompts = {}
         call = self.call = self._scheduler.attach(self.name)
@@ -154,6 +155,7 @@ class SimulatedWorker:
             model=model,
             block_size=spec.block_size,
             num_device_blocks=spec.num_device_blocks,
+            num_host_blocks=spec.num_host_blocks,
             num_slots=spec.num_slots,
             max_step_tokens=spec.max_step_tokens,
             name=spec.name,
@@ -173,6 +175,10 @@ def plan_from_wire(plan: worker_pb2.StepPlan) -> StepPlan:
         row_slots=tuple(plan.row_slots),
         row_starts=tuple(plan.row_starts),
         row_counts=tuple(plan.row_counts),
+        demote_device_ids=tuple(plan.demote_device_ids),
+        demote_host_ids=tuple(plan.demote_host_ids),
+        promote_host_ids=tuple(plan.promote_host_ids),
+        promote_device_ids=tuple(plan.promote_device_ids),
     )
 
 
@@ -203,6 +209,7 @@ def result_to_wire(result: StepResult, duration_ns: int) -> worker_pb2.StepResul
         finish_reasons=reasons,  # type: ignore[arg-type]  # the two enums share their values
         undelivered_rows=result.undelivered_rows,
         duration_ns=duration_ns,
+        copy_ns=result.copy_ns,
     )
 
 
