@@ -49,6 +49,26 @@ class RecordingHeader(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class TenantRanksEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     VERSION_FIELD_NUMBER: _builtins.int
     SOFTWARE_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
@@ -57,6 +77,7 @@ class RecordingHeader(_message.Message):
     NUM_DROPPED_RECORDS_FIELD_NUMBER: _builtins.int
     DEFECT_FIELD_NUMBER: _builtins.int
     DECISIONS_FIELD_NUMBER: _builtins.int
+    TENANT_RANKS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """Version of the file's format: 1."""
     software: _builtins.str
@@ -75,6 +96,10 @@ class RecordingHeader(_message.Message):
     def limits(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """The core's limits: each field as JSON, by name."""
 
+    @_builtins.property
+    def tenant_ranks(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Under the fair policy, which breaks ties by tenants' names: the rank of each tenant's name, by its salted hash."""
+
     def __init__(
         self,
         *,
@@ -86,10 +111,11 @@ class RecordingHeader(_message.Message):
         num_dropped_records: _builtins.int = ...,
         defect: _builtins.str = ...,
         decisions: _builtins.int = ...,
+        tenant_ranks: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decisions", b"decisions", "defect", b"defect", "has_tokens", b"has_tokens", "limits", b"limits", "num_dropped_records", b"num_dropped_records", "salt_id", b"salt_id", "software", b"software", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decisions", b"decisions", "defect", b"defect", "has_tokens", b"has_tokens", "limits", b"limits", "num_dropped_records", b"num_dropped_records", "salt_id", b"salt_id", "software", b"software", "tenant_ranks", b"tenant_ranks", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -124,6 +150,8 @@ class Record(_message.Message):
     """The replica detached."""
     plan: _builtins.int
     """The replica's next step was asked for."""
+    drain: _builtins.int
+    """The replica was to drain."""
     @_builtins.property
     def submit(self) -> Global___RecordedRequest:
         """A sequence came."""
@@ -139,10 +167,6 @@ class Record(_message.Message):
     @_builtins.property
     def update(self) -> Global___RecordedUpdate:
         """A sequence was changed."""
-
-    @_builtins.property
-    def drain(self) -> Global___RecordedDrain:
-        """A replica was to drain, or to serve again."""
 
     @_builtins.property
     def reset(self) -> Global___RecordedReset:
@@ -168,7 +192,7 @@ class Record(_message.Message):
         plan: _builtins.int = ...,
         complete: Global___RecordedResult | None = ...,
         update: Global___RecordedUpdate | None = ...,
-        drain: Global___RecordedDrain | None = ...,
+        drain: _builtins.int = ...,
         reset: Global___RecordedReset | None = ...,
         tick: Global___RecordedTick | None = ...,
         content: Global___RecordedContent | None = ...,
@@ -440,32 +464,6 @@ class RecordedUpdate(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
 
 Global___RecordedUpdate: _TypeAlias = RecordedUpdate  # noqa: Y015
-
-@_typing.final
-class RecordedDrain(_message.Message):
-    """A drain."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    REPLICA_ID_FIELD_NUMBER: _builtins.int
-    UNDO_FIELD_NUMBER: _builtins.int
-    replica_id: _builtins.int
-    """The replica."""
-    undo: _builtins.bool
-    """Whether it takes new sequences again."""
-    def __init__(
-        self,
-        *,
-        replica_id: _builtins.int = ...,
-        undo: _builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["replica_id", b"replica_id", "undo", b"undo"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___RecordedDrain: _TypeAlias = RecordedDrain  # noqa: Y015
 
 @_typing.final
 class RecordedReset(_message.Message):

@@ -1332,25 +1332,21 @@ Global___CancelResponse: _TypeAlias = CancelResponse  # noqa: Y015
 
 @_typing.final
 class DrainRequest(_message.Message):
-    """Asks a replica to drain, or to serve again."""
+    """Asks a replica to drain."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REPLICA_FIELD_NUMBER: _builtins.int
-    UNDO_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     """Name of the replica."""
-    undo: _builtins.bool
-    """Take new sequences again. Default false."""
     def __init__(
         self,
         *,
         replica: _builtins.str = ...,
-        undo: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["replica", b"replica", "undo", b"undo"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replica", b"replica"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,78 @@
+"""A running sum of everything that a core decided, so that two runs can be compared step by step.
+
+Knows the core's answers: events, plans, refusals. Two runs have equal sums exactly when they decided alike so far (up
+to 64 bits of a hash). What never changes a decision is not in it: token ids, sampling parameters, routers' keys.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from hashlib import blake2b
+
+from scheduler_svc.core.plan import Planned, StepPlan
+from scheduler_svc.core.types import Event, Refused
+
+
+class Decisions:
+    """The sum. `value` is its present state."""
+
+    __slots__ = ("_last_slots", "_state", "value")
+
+    def __init__(self) -> None:
+        self._state = blake2b(digest_size=8)
+        self._last_slots: dict[int, list[int]] = {}
+        self.value = 0
+
+    def add_events(self, events: Iterable[Event]) -> None:
+        """What a call of the core returned."""
+        for event in events:
+            self._state.update(repr(event).encode())
+        self._turn()
+
+    def add_refusal(self, refused: Refused) -> None:
+        """The core did not accept a request."""
+        self._state.update(f"refused {refused.reason.value} {refused.retry_after_ns}".encode())
+        self._turn()
+
+    def add_planned(self, replica_id: int, planned: Planned) -> None:
+        """What `plan` returned for a replica."""
+        self._state.update(f"plan {replica_id} {planned.limited_by.value}".encode())
+        if planned.plan is not None:
+            self._add_plan(replica_id, planned.plan)
+        self.add_events(planned.events)
+
+    def _add_plan(self, replica_id: int, plan: StepPlan) -> None:
+        for admission in plan.admissions:
+            numbers = (admission.slot, admission.sequence_id, admission.num_computed_tokens, len(admission.token_ids))
+            self._add_numbers((*numbers, *admission.block_ids))
+        for items in (
+            plan.released_slots,
+            plan.append_slots,
+            plan.append_counts,
+            plan.append_block_ids,
+            plan.demote_device_ids,
+            plan.demote_host_ids,
+            plan.promote_host_ids,
+            plan.promote_device_ids,
+        ):
+            self._add_numbers(items)
+        num_rows, num_tokens = len(plan.row_slots), sum(plan.row_counts)
+        self._add_numbers((plan.step, num_rows, num_tokens, sum(plan.row_starts)))
+        # From one decode step to the next the rows are the same and each runs one token: the sums say all of it.
+        slots = list(plan.row_slots)
+        if slots != self._last_slots.get(replica_id):
+            self._last_slots[replica_id] = slots
+            self._add_numbers(slots)
+        if num_tokens != num_rows:
+            self._add_numbers(plan.row_starts)
+            self._add_numbers(plan.row_counts)
+
+    def _add_numbers(self, items: Iterable[int]) -> None:
+        numbers = array("q", items)
+        if numbers:
+            self._state.update(numbers.tobytes())
+        self._state.update(b".")
+
+    def _turn(self) -> None:
+        self.value = int.from_bytes(self._state.copy().digest(), "little")

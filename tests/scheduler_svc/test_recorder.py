@@ -1,0 +1,259 @@
+"""The flight recorder and replay: the same decisions from what was recorded, without a token of any prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from octavo.cost_model import CostModel
+from scheduler_svc.core.limits import CoreLimits, SchedulingPolicy
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.types import ReplicaSpec, Request
+from scheduler_svc.recorder import Recorder
+from scheduler_svc.recording import RecordingError, from_fields, read, to_fields
+from scheduler_svc.replay import Contents, limits_of, replay
+from scheduler_svc.simulation import Arrival, Run, Simulation, Stay
+
+SALT = b"0123456789abcdef"
+MS = 1_000_000
+SECRET = 0x5EC4E7  # a token id that no hash or count in these recordings equals
+SYSTEM_PROMPTS = [[SECRET + n * 100 + position for position in range(24)] for n in range(3)]
+COSTS = CostModel(2000, step_ms=5, row_us=100, kv_token_ns=1000)
+
+
+def spec(replica_id: int, **changes: object) -> ReplicaSpec:
+    base = ReplicaSpec(
+        replica_id=replica_id,
+        name=f"replica-{replica_id}",
+        incarnation=replica_id,
+        model="m",
+        fingerprint="f",
+        max_model_len=160,
+        block_size=4,
+        num_device_blocks=40,
+        num_slots=6,
+        max_step_tokens=32,
+        num_host_blocks=20,
+    )
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def workload(seed: int, num: int = 60, model: str = "m") -> list[Arrival]:
+    """Prompts that share beginnings, of several tenants; some continue an earlier answer, some are cancelled."""
+    random, arrivals, at_ns = Random(seed), list[Arrival](), 0
+    for sequence_id in range(1, num + 1):
+        at_ns += random.randint(0, 30) * MS
+        prompt = [*random.choice(SYSTEM_PROMPTS), *(random.randint(1, 2**32 - 1) for _ in range(random.randint(1, 20)))]
+        if arrivals and random.random() < 0.3:
+            earlier = random.choice(arrivals).request
+            answer = [token_of(earlier.sequence_id, len(earlier.prompt_token_ids) + n) for n in range(8)]
+            prompt = [*earlier.prompt_token_ids, *answer, 7][:120]
+        request = Request(
+            sequence_id=sequence_id,
+            model=model,
+            prompt_token_ids=prompt,
+            max_tokens=random.randint(1, 30),
+            tenant=random.choice(["", "alice", "bob"]),
+            cache_salt=random.choice(["", "", "salted"]),
+            priority=random.choice([0, 0, 0, -1, 3]),
+            deadline_ns=random.choice([None, None, 900 * MS]),
+            queue_events=random.random() < 0.5,
+        )
+        cancel_at_ns = at_ns + random.randint(0, 500) * MS if random.random() < 0.1 else None
+        arrivals.append(Arrival(at_ns, request, random.randint(1, 40), cancel_at_ns))
+    return arrivals
+
+
+def token_of(sequence_id: int, position: int) -> int:
+    """What the model says: by position, so that answers share blocks where prompts do."""
+    return (position * 977 + sequence_id % 3) & 0xFFFF
+
+
+STAYS = [Stay(spec(1)), Stay(spec(2), 200 * MS, 700 * MS), Stay(spec(3), 600 * MS)]
+
+
+def recorded(
+    seed: int,
+    limits: CoreLimits | None = None,
+    stays: list[Stay] = STAYS,
+    *,
+    max_bytes: int = 1 << 24,
+    record_tokens: bool = False,
+) -> tuple[bytes, Run, Recorder]:
+    core = Scheduler(limits or CoreLimits(max_waiting=20))
+    recorder = Recorder(core, salt=SALT, max_bytes=max_bytes, record_tokens=record_tokens)
+    run = Simulation(recorder, COSTS, token_of).run(workload(seed), stays)
+    return b"".join(recorder.dump(run.end_ns)), run, recorder
+
+
+@pytest.mark.parametrize("policy", list(SchedulingPolicy))
+@pytest.mark.parametrize("seed", range(6))
+def test_a_recorded_run_replays_identically(seed: int, policy: SchedulingPolicy) -> None:
+    limits = CoreLimits(max_waiting=20, policy=policy, tenant_weights={"alice": 2.0})
+    data, run, recorder = recorded(seed, limits)
+    assert run.is_complete
+    again = replay(read(data))
+    assert again.difference is None
+    assert again.num_records > 200
+    assert again.statistics.replicas == recorder.statistics().replicas
+    assert again.sequences.keys() == run.times.keys()
+    for sequence_id, times in again.sequences.items():
+        expected = run.times[sequence_id]
+        assert replace(times, tenant="") == replace(expected, tenant=""), sequence_id
+    assert sum(times.num_cached_tokens for times in run.times.values()) > 0
+
+
+def test_a_run_with_token_ids_replays_too() -> None:
+    data, _, _ = recorded(1, record_tokens=True)
+    found = read(data)
+    assert found.header.has_tokens
+    assert any(SECRET in record.submit.token_ids for record in found.records)
+    assert replay(found).difference is None
+
+
+def test_a_run_without_prefix_caching_replays_and_hashes_nothing() -> None:
+    data, _, _ = recorded(2, CoreLimits(enable_prefix_caching=False))
+    found = read(data)
+    assert not any(record.HasField("content") for record in found.records)
+    assert replay(found).difference is None
+
+
+def test_updates_drains_resets_and_ticks_are_inputs_too() -> None:
+    recorder = Recorder(Scheduler(), salt=SALT, max_bytes=1 << 20)
+    simulation = Simulation(recorder, COSTS, token_of)
+    acts: list[Callable[[int], object]] = [
+        lambda now: recorder.update(1, now, priority=-5, deadline_ns=10**10),
+        lambda now: recorder.drain(1, now),
+        lambda now: recorder.reset_prefix_cache(),
+        lambda now: recorder.tick(now),
+    ]
+    for index, act in enumerate(acts):
+        simulation._at(20 * MS * (index + 1), act)  # type: ignore[arg-type]
+    run = simulation.run(
+        [replace(arrival, request=replace(arrival.request, max_tokens=30)) for arrival in workload(3, num=10)],
+        [Stay(spec(1)), Stay(spec(2))],
+    )
+    found = read(b"".join(recorder.dump(run.end_ns)))
+    kinds = {record.WhichOneof("input") for record in found.records}
+    assert kinds >= {"update", "drain", "reset", "tick", "attach", "submit", "plan", "complete", "content"}
+    assert replay(found).difference is None
+
+
+def test_a_dump_in_the_middle_holds_what_is_known_of_live_sequences() -> None:
+    recorder = Recorder(Scheduler(), salt=SALT, max_bytes=1 << 24)
+    run = Simulation(recorder, COSTS, token_of).run(workload(4), [Stay(spec(1))], until_ns=300 * MS)
+    assert not run.is_complete
+    assert replay(read(b"".join(recorder.dump(run.end_ns)))).difference is None
+
+
+def test_nothing_of_prompts_tenants_and_salts_is_in_a_recording() -> None:
+    data, _, _ = recorded(5)
+    for record in read(data).records:
+        assert not record.submit.token_ids
+        assert not record.complete.token_ids
+        assert record.submit.tenant not in ("alice", "bob")
+        assert record.submit.cache_salt != "salted"
+    assert b"alice" not in data
+    assert b"salted" not in data.replace(b"unsalted", b"")
+    for token_id in SYSTEM_PROMPTS[0]:
+        assert token_id.to_bytes(4, "little") not in data
+
+
+def test_hashes_of_another_salt_are_others() -> None:
+    first, _, _ = recorded(6)
+    core = Scheduler(CoreLimits(max_waiting=20))
+    other = Recorder(core, salt=b"another salt....", max_bytes=1 << 24)
+    run = Simulation(other, COSTS, token_of).run(workload(6), STAYS)
+    one, two = read(first), read(b"".join(other.dump(run.end_ns)))
+    assert one.header.salt_id != two.header.salt_id
+    hashes = [{each for r in found.records for each in r.content.block_hashes} for found in (one, two)]
+    assert hashes[0]
+    assert hashes[0].isdisjoint(hashes[1])
+    assert replay(two).difference is None
+
+
+def test_the_first_decision_that_differs_is_named() -> None:
+    data, _, _ = recorded(7)
+    found = read(data)
+    index = next(i for i, record in enumerate(found.records) if i > 150 and record.HasField("plan"))
+    found.records[index].decisions ^= 1
+    difference = replay(found).difference
+    assert difference is not None
+    assert (difference.index, difference.input) == (index, "plan")
+    found.header.limits["max_unanswered_plans"] = "1"
+    changed = replay(found).difference
+    assert changed is not None
+    assert changed.index < index
+
+
+def test_a_full_ring_forgets_the_oldest_and_says_that_it_cannot_be_replayed() -> None:
+    whole, _, _ = recorded(8)
+    data, _, _ = recorded(8, max_bytes=20_000)
+    found = read(data)
+    assert len(data) < 20_000 < len(whole)
+    assert found.records == read(whole).records[-len(found.records) :]
+    assert found.header.decisions == read(whole).records[-len(found.records) - 1].decisions
+    with pytest.raises(RecordingError, match=rf"the first {found.header.num_dropped_records} records are not in"):
+        replay(found)
+
+
+def test_blocks_of_two_sizes_for_one_model_need_token_ids() -> None:
+    stays = [Stay(spec(1)), Stay(spec(2, block_size=8), 100 * MS)]
+    data, _, _ = recorded(9, stays=stays)
+    with pytest.raises(RecordingError, match=r"blocks of 4 and of 8 tokens.*--record-tokens"):
+        replay(read(data))
+    assert replay(read(recorded(9, stays=stays, record_tokens=True)[0])).difference is None
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda data: b"PK" + data, "it is no recording"),
+        (lambda data: data[:-3], "cut off"),
+        (lambda data: data + b"\xff\xff\xff\xff\xff\xff", "damaged"),
+        (lambda data: data[:17] + b"\x02\x08\x09" + data[17:], "its version is 9"),
+        (lambda data: data + b"\x02\x1a\x7f", "cannot be read"),
+    ],
+)
+def test_a_damaged_file_is_refused(damage: Callable[[bytes], bytes], words: str) -> None:
+    data, _, _ = recorded(10)
+    with pytest.raises(RecordingError, match=words):
+        read(damage(data))
+
+
+def test_limits_survive_the_file_and_unknown_ones_are_refused() -> None:
+    limits = CoreLimits(policy=SchedulingPolicy.PRIORITY, tenant_weights={"": 3.0}, max_num_seqs=7)
+    data, _, _ = recorded(11, limits)
+    found = read(data)
+    assert limits_of(found) == limits
+    assert from_fields(ReplicaSpec, to_fields(spec(4))) == spec(4)
+    found.header.limits["max_dreams"] = "3"
+    with pytest.raises(RecordingError, match="no field max_dreams"):
+        limits_of(found)
+    with pytest.raises(RecordingError, match="max_waiting is 0"):
+        from_fields(CoreLimits, {"max_waiting": "0"})
+
+
+def test_made_up_tokens_are_equal_exactly_where_beginnings_are() -> None:
+    recorder = Recorder(Scheduler(), salt=SALT, max_bytes=1 << 20)
+    recorder.attach(spec(1), 0)
+    prompts = [
+        [1, 2, 3, 4, 5, 6, 7, 8, 9],
+        [1, 2, 3, 4, 5, 6, 7, 8, 1],
+        [1, 2, 3, 4, 9, 6, 7, 8],
+        [9, 2, 3, 4, 5, 6, 7, 8],
+    ]
+    for sequence_id, prompt in enumerate(prompts, 1):
+        recorder.submit(Request(sequence_id, "m", prompt, 5), 0)
+    contents = Contents(read(b"".join(recorder.dump(1))).records)
+    blocks = [[contents.tokens(each, 0, 4), contents.tokens(each, 4, 8)] for each in (1, 2, 3, 4)]
+    assert blocks[0] == blocks[1]
+    assert blocks[0][0] == blocks[2][0]
+    assert blocks[0][1] != blocks[2][1]
+    # The last differs from the first in its first block alone; equal tokens after another beginning are not equal.
+    assert blocks[3][0] != blocks[0][0]
+    assert blocks[3][1] != blocks[0][1]
+    assert contents.tokens(1, 8, 9) != contents.tokens(2, 8, 9)
