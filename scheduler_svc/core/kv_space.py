@@ -124,7 +124,7 @@ class KvSpace:
                 continue
             block = self._take()
             host.promote(host_block, block)
-            self.cache.add(chain.digests[index], block)
+            self.cache.add(chain.digest(sequence.token_ids, index), block)
             found.append(block)
         return found
 
