@@ -10,17 +10,20 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from octavo.internal.v1 import scheduler_pb2 as pb
 from octavo.internal.v1 import types_pb2 as types_pb
 from octavo.internal.v1 import worker_pb2 as worker_pb
-from scheduler_svc import wire
+from scheduler_svc import control_wire, wire
 from scheduler_svc.core import laws
+from scheduler_svc.core.history import Explanation
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.statistics import Statistics
 from scheduler_svc.core.types import Ended, Event, Finished, Preempted, Request
+from scheduler_svc.recorder import Recorder
 
 _LOG = logging.getLogger(__name__)
 
@@ -81,9 +84,15 @@ class Engine:
     """Owns the core and everything attached to it."""
 
     def __init__(
-        self, core: Scheduler, clock: Callable[[], int], *, first_router_id: int = 1, check_laws: bool = False
+        self,
+        core: Scheduler | Recorder,
+        clock: Callable[[], int],
+        *,
+        first_router_id: int = 1,
+        check_laws: bool = False,
     ) -> None:
-        """`first_router_id` differs from start to start: an id that an earlier process gave is nobody's in this one."""
+        """`core` may be one whose inputs are recorded. `first_router_id` differs from start to start: an id that an
+        earlier process gave is nobody's in this one."""
         self._core = core
         self._clock = clock
         self._check_laws = check_laws
@@ -94,6 +103,7 @@ class Engine:
         self._starting: dict[int, pb.StartingWorker] = {}
         self._models: dict[str, pb.ServedModel] = {}
         self._calls: dict[int, Call] = {}
+        self._ended_names: OrderedDict[int, str] = OrderedDict()
         self._watchers: dict[asyncio.Event, None] = {}
         self._is_planning_due = False
 
@@ -142,8 +152,75 @@ class Engine:
 
     def cancel(self, call: Call) -> None:
         """The caller is gone; does nothing for a sequence that has ended."""
-        if self._calls.pop(call.sequence_id, None) is not None:
+        if self._forget_call(call.sequence_id) is not None:
             self._settle(self._core.cancel(call.sequence_id, self._clock()))
+
+    # What operators do
+
+    def live_calls(self, request_id: str) -> list[Call]:
+        """The live sequences of a client's request id."""
+        return [call for call in self._calls.values() if call.request_id == request_id]
+
+    def live_call(self, sequence_id: int) -> list[Call]:
+        """The live sequence of that id, if there is one."""
+        call = self._calls.get(sequence_id)
+        return [] if call is None else [call]
+
+    def explain(self, request_id: str | None, sequence_id: int | None) -> list[Explanation]:
+        """What was decided about sequences, named in one of two ways: live ones first, then remembered ones."""
+        if request_id is None:
+            ids = [] if sequence_id is None else [sequence_id]
+        else:
+            ids = [call.sequence_id for call in self.live_calls(request_id)]
+            ids += [ended for ended, name in self._ended_names.items() if name == request_id]
+        found = (self._core.explain(each) for each in ids)
+        return [explanation for explanation in found if explanation is not None]
+
+    def update(self, call: Call, priority: int | None, deadline_ns: int | None) -> None:
+        """Changes a live sequence's priority or deadline; None leaves it."""
+        self._settle(self._core.update(call.sequence_id, self._clock(), priority=priority, deadline_ns=deadline_ns))
+
+    def cancel_for_operator(self, call: Call) -> None:
+        """Ends a live sequence with a final status."""
+        self.cancel(call)
+        call.events.put_nowait(wire.CANCELLED_BY_OPERATOR)
+
+    def drain(self, name: str) -> int:
+        """Lets a replica take no new sequences; how many run there. Raises KeyError, naming those there are."""
+        for replica in self._replicas.values():
+            if replica.hello.name == name:
+                _LOG.info("replica %s drains", name)
+                self._settle(self._core.drain(replica.replica_id, self._clock()), replica)
+                self._count_ready(replica.hello.model.name)
+                running = {each.replica_id: each.num_running for each in self.statistics().replicas}
+                return running[replica.replica_id]
+        names = ", ".join(replica.hello.name for replica in self._replicas.values()) or "none"
+        raise KeyError(f"no replica is called {name!r}; attached are {names}")
+
+    def load(self) -> pb.GetStatisticsResponse:
+        """Everything that operators see at a glance."""
+        load = control_wire.statistics_to_wire(self._core.statistics(), self._stalled(), self._clock())
+        load.num_routers = len(self._routers)
+        load.starting.extend(self._starting.values())
+        for message, replica in zip(load.replicas, self._replicas.values(), strict=True):
+            message.block_size = replica.hello.block_size
+        return load
+
+    def replicas(self) -> list[pb.Replica]:
+        """The replicas with their load."""
+        return list(self.load().replicas)
+
+    def replica_names(self) -> dict[int, str]:
+        """The names of attached replicas by id."""
+        return {replica.replica_id: replica.hello.name for replica in self._replicas.values()}
+
+    def now(self) -> int:
+        """The clock's time."""
+        return self._clock()
+
+    def dump(self) -> Iterator[bytes] | None:
+        """The flight recorder's file in pieces; None when nothing is recorded."""
+        return self._core.dump(self._clock()) if isinstance(self._core, Recorder) else None
 
     # Workers
 
@@ -214,8 +291,16 @@ class Engine:
         """Forgets cached prefixes that no running sequence holds; how many blocks."""
         return self._core.reset_prefix_cache()
 
+    def tick(self) -> None:
+        """What time alone brings about, and advice for the log. Called once a second."""
+        ticked = self._core.tick(self._clock())
+        for line in ticked.advice:
+            _LOG.warning("%s", line)
+        self._settle(ticked.events)
+        self.check_progress()
+
     def check_progress(self) -> None:
-        """Marks replicas as stalled or recovered. Called once a second."""
+        """Marks replicas as stalled or recovered."""
         now = self._clock()
         for replica in self._replicas.values():
             if replica.is_stalled(now) != replica.stalled:
@@ -238,7 +323,7 @@ class Engine:
         for replica in tuple(self._replicas.values()):
             self._plan(replica)
         if self._check_laws:
-            laws.check(self._core)
+            laws.check(self._core.core if isinstance(self._core, Recorder) else self._core)
 
     def _plan(self, replica: Replica) -> None:
         while True:
@@ -260,8 +345,19 @@ class Engine:
             if call is None:
                 continue
             if isinstance(event, Ended | Finished):
-                del self._calls[event.sequence_id]
+                self._forget_call(event.sequence_id)
             call.events.put_nowait(wire.event_to_wire(event, hello))
+
+    def _forget_call(self, sequence_id: int) -> Call | None:
+        call = self._calls.pop(sequence_id, None)
+        if call is not None:
+            self._ended_names[sequence_id] = call.request_id
+            if len(self._ended_names) > self._core.limits.max_explained:
+                self._ended_names.popitem(last=False)
+        return call
+
+    def _stalled(self) -> set[int]:
+        return {replica.replica_id for replica in self._replicas.values() if replica.stalled}
 
     def _warn_of_preemption(self, event: Preempted, call: Call | None) -> None:
         request_id = call.request_id if call is not None else "?"

@@ -19,11 +19,12 @@ from grpc_reflection.v1alpha import reflection
 
 from octavo.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
 from octavo.process import Shutdown, StartError
-from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.config import SchedulerConfig, tenant_weights
 from scheduler_svc.control import ControlService
+from scheduler_svc.core.limits import CoreLimits, PreemptionMode, SchedulingPolicy
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.types import CoreLimits
 from scheduler_svc.engine import Engine
+from scheduler_svc.recorder import Recorder
 from scheduler_svc.service import Networks, SchedulerService
 
 _LOG = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ def main(config: SchedulerConfig) -> int:
 
 async def _serve(config: SchedulerConfig) -> int:
     shutdown = Shutdown()
-    core, first_router_id = Scheduler(core_limits(config)), secrets.randbits(48)
+    core, first_router_id = recorded_core(config), secrets.randbits(48)
     engine = Engine(core, time.monotonic_ns, first_router_id=first_router_id, check_laws=config.check_laws)
     server = grpc.aio.server(options=_CHANNEL_OPTIONS)
     service = await add_services(server, engine, token_networks(config))
@@ -73,15 +74,40 @@ async def _serve(config: SchedulerConfig) -> int:
     return 0
 
 
-def core_limits(config: SchedulerConfig) -> CoreLimits:
-    """The limits that the core is given."""
-    return CoreLimits(
-        max_waiting=config.max_waiting_requests,
-        max_waiting_tokens=config.max_waiting_tokens,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        enable_prefix_caching=config.enable_prefix_caching,
+def recorded_core(config: SchedulerConfig) -> Scheduler | Recorder:
+    """The core, behind a flight recorder unless its size is 0."""
+    core = Scheduler(core_limits(config))
+    if config.flight_recorder_size == 0:
+        return core
+    return Recorder(
+        core,
+        salt=secrets.token_bytes(16),
+        max_bytes=config.flight_recorder_size,
+        record_tokens=config.record_tokens,
     )
+
+
+def core_limits(config: SchedulerConfig) -> CoreLimits:
+    """The limits that the core is given. Raises StartError for a combination that it does not take."""
+    target_ms = config.target_inter_token_latency_ms
+    try:
+        return CoreLimits(
+            max_waiting=config.max_waiting_requests,
+            max_waiting_tokens=config.max_waiting_tokens,
+            max_waiting_per_tenant=config.max_waiting_requests_per_tenant,
+            max_waiting_tokens_per_tenant=config.max_waiting_tokens_per_tenant,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            enable_prefix_caching=config.enable_prefix_caching,
+            policy=SchedulingPolicy(config.scheduling_policy),
+            aging_ns=int(config.aging_time * 1e9),
+            tenant_weights=tenant_weights(config.tenant_weights),
+            preemption_mode=PreemptionMode(config.preemption_mode),
+            target_inter_token_ns=None if target_ms is None else int(target_ms * 1e6),
+            max_prefill_tokens=config.max_prefill_tokens,
+        )
+    except ValueError as error:
+        raise StartError(f"the options do not go together: {error}") from error
 
 
 def token_networks(config: SchedulerConfig) -> Networks:
@@ -112,7 +138,7 @@ def _watching_progress(engine: Engine) -> Iterator[None]:
     async def watch() -> None:
         while True:
             await asyncio.sleep(1)
-            engine.check_progress()
+            engine.tick()
 
     task = asyncio.create_task(watch(), name="progress")
     try:

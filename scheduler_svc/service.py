@@ -76,7 +76,7 @@ class SchedulerService(pb_grpc.SchedulerServiceServicer):
         try:
             call = self._engine.submit(request)
         except Refused as refusal:
-            await context.abort(wire.REFUSAL_STATUS[refusal.reason], str(refusal))
+            await _abort(context, wire.refusal_to_wire(refusal))
         except UnknownRouter as unknown:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(unknown))
         try:
@@ -182,9 +182,9 @@ async def _next_or_done(
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], end: wire.EndStatus) -> Never:
     status = status_pb2.Status(code=end.code.value[0], message=end.message)
-    if end.replica_lost is not None:
+    if end.detail is not None:
         detail = any_pb2.Any()
-        detail.Pack(end.replica_lost)
+        detail.Pack(end.detail)
         status.details.append(detail)
     metadata = rpc_status.to_status(status).trailing_metadata
     await context.abort(end.code, end.message, tuple(metadata))

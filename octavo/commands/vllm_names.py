@@ -18,15 +18,14 @@ RENAMED: Mapping[str, str] = {
     ),
     "--kv-cache-dtype": "does not exist: the KV cache has the precision of --dtype",
     "--cpu-offload-gb": "does not exist: weights stay where the worker computes",
-    "--preemption-mode": "does not exist: preemption is by recomputation",
     "--enforce-eager": "does not exist: nothing is captured or compiled at start",
     "--compilation-config": "does not exist: nothing is captured or compiled at start",
     "--max-seq-len-to-capture": "does not exist: nothing is captured or compiled at start",
     "--enable-chunked-prefill": "needs no option: prompts are always computed in chunks, sized by "
     "--max-num-batched-tokens",
     "--async-scheduling": "needs no option: the next step is always planned while one runs",
-    "--max-num-partial-prefills": "does not exist: --max-num-batched-tokens alone limits a step",
-    "--long-prefill-token-threshold": "does not exist: --max-num-batched-tokens alone limits a step",
+    "--max-num-partial-prefills": "does not exist: --max-num-batched-tokens and --max-prefill-tokens limit a step",
+    "--long-prefill-token-threshold": "is called --max-prefill-tokens here",
     "--max-logprobs": "does not exist: a request may ask for up to 20 logprobs",
     "--max-log-len": "does not exist: prompts are never logged",
     "--enable-log-requests": "does not exist: prompts are never logged",
@@ -43,10 +42,8 @@ RENAMED: Mapping[str, str] = {
     "--model-impl": "does not exist: the Llama family is the one implementation",
     "--runner": "does not exist: models generate",
     "--task": "does not exist: models generate",
-    "--scheduling-policy": f"{_NOT_YET}: requests run first come, first served, by priority",
     "--tensor-parallel-size": f"{_NOT_YET}: one worker holds the whole model",
     "--pipeline-parallel-size": f"{_NOT_YET}: one worker holds the whole model",
-    "--data-parallel-size": f"{_NOT_YET} as an option: start more `octavo worker` processes",
     "--distributed-executor-backend": f"{_NOT_YET}: one worker holds the whole model",
     "--quantization": f"{_NOT_YET}: GGUF weights are converted to --dtype when loaded",
     "--enable-lora": _NOT_YET,
@@ -67,7 +64,6 @@ RENAMED: Mapping[str, str] = {
 SHORT_NAMES: Mapping[str, str] = {
     "-tp": "--tensor-parallel-size",
     "-pp": "--pipeline-parallel-size",
-    "-dp": "--data-parallel-size",
     "-q": "--quantization",
 }
 
