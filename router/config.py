@@ -42,6 +42,12 @@ class RouterConfig:
         kind="bytes",
         limits=Limits(minimum=2**16),
     )
+    seed: int | None = option(
+        None,
+        "Seed from which the seeds of requests that bring none are drawn, in the order of their arrival; "
+        "unset, they are random.",
+        limits=Limits(-(2**63), 2**63 - 1),
+    )
     log_level: str = option("info", "Least serious messages that are logged.", choices=LOG_LEVELS)
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,15 +34,26 @@ _TOKENIZING_THREADS = 2
 
 
 class FrontDoor:
-    """One per router. Create it in a running event loop; `text` is set once the model's files are read."""
+    """One per router. Create it in a running event loop; `text` is set once the model's files are read.
 
-    def __init__(self, model: str, scheduler: SchedulerClient, inlet: TokenInlet, recovery_timeout_s: float) -> None:
+    `seed` makes the seeds repeatable that requests without one get; None draws them at random.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        scheduler: SchedulerClient,
+        inlet: TokenInlet,
+        recovery_timeout_s: float,
+        seed: int | None = None,
+    ) -> None:
         self.model = model
         self.text: ModelText | None = None
         self.draining = False
         self.own_phases: Callable[[], Sequence[Phase]] = lambda: ()
         self._scheduler = scheduler
         self._inlet = inlet
+        self._seeds = random.SystemRandom() if seed is None else random.Random(seed)
         self._threads = ThreadPoolExecutor(_TOKENIZING_THREADS, thread_name_prefix="tokenize")
         self._drivers: set[SequenceDriver] = set()
         self._num_live = 0
@@ -95,7 +107,7 @@ class FrontDoor:
 
         prompts = await loop.run_in_executor(self._threads, build)
         limits = ModelLimits(info.vocab_size, info.max_model_len, served.max_cached_tokens or None)
-        drawn_seed = secrets.randbits(63)
+        drawn_seed = self._seeds.getrandbits(63)
         internal_id = secrets.token_hex(12)
         return [
             Prepared(

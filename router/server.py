@@ -86,7 +86,7 @@ class Router:
         self.scheduler = SchedulerClient(
             config.scheduler_address, self.inlet.endpoint, f"{socket.gethostname()}:{os.getpid()}"
         )
-        self.front = FrontDoor(served_name(config), self.scheduler, self.inlet, config.recovery_timeout)
+        self.front = FrontDoor(served_name(config), self.scheduler, self.inlet, config.recovery_timeout, config.seed)
         self.front.own_phases = self.phases.snapshot
         self._grpc, self._health = make_server(self.front, config.max_message_bytes)
         self._http = _QuietServer(

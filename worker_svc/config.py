@@ -66,7 +66,6 @@ class WorkerConfig:
     simulated_costs: str = option(
         "", "What a simulated step costs, as name=number,...; see `octavo plan --help` for the names and defaults."
     )
-    seed: int = option(0, "Seed of requests that bring none.", limits=Limits(-(2**63), 2**63 - 1))
     log_level: str = option("info", "Least serious messages that are logged.", choices=LOG_LEVELS)
 
     def __post_init__(self) -> None:

@@ -96,9 +96,9 @@ def test_serve_hands_each_option_to_the_process_it_belongs_to() -> None:
     }
     address = f"127.0.0.1:{stack.scheduler.port}"
     assert again == {
-        "router": RouterConfig("m", served_model_name="n", http_port=9000, scheduler_address=address),
+        "router": RouterConfig("m", served_model_name="n", http_port=9000, scheduler_address=address, seed=-3),
         "scheduler": SchedulerConfig(port=stack.scheduler.port, enable_prefix_caching=False),
-        "worker": WorkerConfig("m", "n", scheduler_address=address, max_num_seqs=8, seed=-3),
+        "worker": WorkerConfig("m", "n", scheduler_address=address, max_num_seqs=8),
     }
 
 

@@ -311,3 +311,19 @@ async def test_prompts_are_not_logged(model_dir: Path, caplog: pytest.LogCapture
         ):
             await made.http.post("/v1/completions", json=body)
     assert CANARY not in caplog.text
+
+
+@in_loop
+async def test_the_routers_seed_repeats_the_seeds_of_requests_that_bring_none(model_dir: Path) -> None:
+    async def seeds(**config: Any) -> list[int]:
+        async with stack(model_dir, **config) as made:
+            made.say("ok")
+            for _ in range(2):
+                await made.http.post("/v1/completions", json={"prompt": "a"})
+            await made.http.post("/v1/completions", json={"prompt": "a", "seed": 11})
+            return [request.sampling.seed for request in made.scheduler.requests]
+
+    first = await seeds(seed=5)
+    assert first == await seeds(seed=5)
+    assert first[-1] == 11
+    assert len({*first, *await seeds(seed=6), *await seeds()}) == 7
