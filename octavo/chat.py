@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 DEFAULT_SERVER = "127.0.0.1:8001"
 
+# What a chat asks for where its user says nothing. Small models lose the thread when sampled from the whole
+# distribution, the default of the API; their authors advise values such as these.
+CHAT_TEMPERATURE, CHAT_TOP_P = 0.2, 0.9
+
 _HELP = """Commands:
   /reset         forget the conversation (the system message stays)
   /system TEXT   set the system message and forget the conversation; without TEXT, remove it
@@ -72,8 +76,13 @@ def add_parser(parser: argparse.ArgumentParser, name: str) -> None:
     )
     parser.add_argument("--model", metavar="NAME", default="", help="served name of the model (default: the router's)")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of an answer")
-    parser.add_argument("--temperature", type=float, metavar="X", help="randomness in [0, 2]; 0 is greedy")
-    parser.add_argument("--top-p", type=float, metavar="X", help="nucleus sampling, in (0, 1]")
+    temperature, top_p = (f" (default {CHAT_TEMPERATURE})", f" (default {CHAT_TOP_P})") if name == "chat" else ("", "")
+    parser.add_argument(
+        "--temperature", type=float, metavar="X", help=f"randomness in [0, 2]; 0 is greedy{temperature}"
+    )
+    parser.add_argument("--top-p", type=float, metavar="X", help=f"nucleus sampling, in (0, 1]{top_p}")
+    if name == "chat":
+        parser.set_defaults(temperature=CHAT_TEMPERATURE, top_p=CHAT_TOP_P)
     parser.add_argument("--seed", type=int, metavar="N", help="makes answers repeatable")
     parser.add_argument("--stop", action="append", metavar="TEXT", help="end an answer before this text; repeatable")
 
@@ -94,7 +103,10 @@ def main(name: str, args: argparse.Namespace) -> int:
         except OctavoError as error:
             print(f"octavo {name}: {_explain(error, args.server)}", file=sys.stderr)
             return 1
-        _say(f"Chatting with {args.server}. /help lists the commands.")
+        _say(
+            f"Chatting with {args.server} at temperature {args.temperature:g}, top-p {args.top_p:g}. "
+            "/help lists the commands."
+        )
         conversation = Conversation(args.system)
         for line in _lines(sys.stdin):
             if line.startswith("/"):

@@ -40,6 +40,9 @@ async def test_a_conversation(
             "@system: Be brief.\n@user: four\n@assistant:",
         ]
         assert {request.sampling.max_tokens for request in made.scheduler.requests} == {9}
+        # A chat does not sample from the whole distribution unless told to.
+        assert {round(request.sampling.temperature, 3) for request in made.scheduler.requests} == {0.2}
+        assert {round(request.sampling.top_p, 3) for request in made.scheduler.requests} == {0.9}
     shown = capsys.readouterr()
     assert shown.out == "yes\n" * 4
     assert "no command /what" in shown.err
@@ -65,6 +68,7 @@ async def test_generate_from_standard_input(
         words = ("-", "--server", made.grpc_address, "--stop", "a t", "--seed", "3")
         assert await asyncio.to_thread(run, "generate", *words) == 0
         assert prompts(made) == ["Once"]
+        assert made.scheduler.requests[0].sampling.temperature == 1
     assert capsys.readouterr().out == " upon \n"
 
 
