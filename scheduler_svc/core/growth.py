@@ -55,18 +55,19 @@ class Growth:
         return max(0, min(end, max(usual, num_tokens + self._block_size)) - num_tokens)
 
     def peak_blocks(self, lengths: Iterable[tuple[int, int]]) -> int:
-        """Most blocks that sequences of so many (tokens, remaining tokens) hold at once, sharing none."""
+        """Most blocks that sequences of so many (tokens, remaining tokens) hold at once, sharing none.
+
+        The peak of tokens is found exactly, and its blocks are counted; the peak of blocks may be up to one block a
+        sequence higher.
+        """
         # The last token that is sampled needs no place.
-        by_end = sorted(((rest, tokens + rest - 1 if rest else tokens) for tokens, rest in lengths), reverse=True)
-        best_total, best_index, ends_total = -1, 0, 0
-        for index, (rest, end) in enumerate(by_end):
-            # When this one is complete, each that goes on has its own end less what it still grows.
-            ends_total += end - rest
-            total = ends_total + (index + 1) * rest
+        by_growth = sorted(((max(0, rest - 1), tokens) for tokens, rest in lengths), reverse=True)
+        best_total, best_index, total_now = -1, -1, 0
+        for index, (growth, tokens) in enumerate(by_growth):
+            # When this one has grown up, those before it have grown as much and go on; those behind it have left.
+            total_now += tokens
+            total = total_now + (index + 1) * growth
             if total > best_total:
                 best_total, best_index = total, index
-        if not by_end:
-            return 0
-        steps = by_end[best_index][0]
         size = self._block_size
-        return sum(-(-(end - rest + steps) // size) for rest, end in by_end[: best_index + 1])
+        return sum(-(-(tokens + by_growth[best_index][0]) // size) for _, tokens in by_growth[: best_index + 1])

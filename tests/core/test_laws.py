@@ -10,6 +10,8 @@ import pytest
 
 from scheduler_svc.core import laws
 from scheduler_svc.core.blocks import BlockPool
+from scheduler_svc.core.history import Decision
+from scheduler_svc.core.host_tier import HostTier
 from scheduler_svc.core.kv_space import KvSpace
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, State
@@ -18,16 +20,18 @@ from tests.core.house import House, spec
 
 
 def crowded() -> Scheduler:
-    """One steady row with two full blocks, one filling row, one that waits, one plan in flight, one cached prefix."""
+    """One steady row with two full blocks, one filling row, one that follows it, one that waits, one plan in
+    flight, one cached prefix, a host tier."""
     house = House()
-    house.attach(spec(num_slots=2, max_step_tokens=8))
+    house.attach(spec(num_slots=3, max_step_tokens=8, num_host_blocks=4))
     house.submit([7] * 5, max_tokens=1)
     house.drain()
     house.submit(range(10), max_tokens=20)
     house.step()
     house.step()
     house.submit(range(30, 50), max_tokens=20)
-    house.submit([1], max_tokens=20)
+    house.submit(range(30, 50), max_tokens=20)
+    house.submit([1] * 40, max_tokens=20)
     house.make_plan()
     return house.scheduler
 
@@ -42,6 +46,25 @@ def steady(scheduler: Scheduler) -> Sequence:
 
 def waiting(scheduler: Scheduler) -> Sequence:
     return scheduler.room.queue("model")[0]
+
+
+def filling(scheduler: Scheduler) -> Sequence:
+    return scheduler.replicas[1].rows.filling[0]
+
+
+def suspect(sequence: Sequence, scheduler: Scheduler) -> None:
+    sequence.suspect_bound = 1
+    scheduler.replicas[1].rows.suspects[sequence] = None
+
+
+def shorten(scheduler: Scheduler) -> None:
+    scheduler.room.followers[filling(scheduler)] = dict.fromkeys(scheduler.room.leaders, 0)
+
+
+def host(scheduler: Scheduler) -> HostTier:
+    tier = kv(scheduler).host
+    assert tier is not None
+    return tier
 
 
 BREAKS: dict[str, Callable[[Scheduler], object]] = {
@@ -66,6 +89,19 @@ BREAKS: dict[str, Callable[[Scheduler], object]] = {
     "waiting tokens are counted": lambda s: setattr(s.room, "num_tokens", 5),
     "the queue holds live ones": lambda s: s.sequences.pop(waiting(s).sequence_id),
     "promises are of waiting ones and add up": lambda s: s.admissions.placement._num_rows.update({1: 1}),
+    "nothing is held between plans": lambda s: host(s).pool.take(),
+    "only findable blocks are demoted to": lambda s: host(s)._demotions.update({0: 0}),
+    "running priorities are counted": lambda s: s.replicas[1].rows.priorities.update({5: 1}),
+    "leaders run and are listed by their next block": lambda s: s.replicas[1].rows.in_flight._leaders.clear(),
+    "running suspects are listed": lambda s: setattr(steady(s), "suspect_bound", 4),
+    "suspects run in small groups": lambda s: suspect(steady(s), s),
+    "followers wait beside the queue": lambda s: s.room.leaders.update({waiting(s): steady(s)}),
+    "a follower has one leader": lambda s: s.room.followers.clear(),
+    "leaders run": lambda s: setattr(filling(s), "state", State.SETTLING),
+    "followers wait for what is not there": lambda s: shorten(s),
+    "leaders are not worse than followers": lambda s: setattr(filling(s), "priority", 9),
+    "tenants are counted": lambda s: s.room.tenants.clear(),
+    "history is of live ones or bounded": lambda s: s.ledger.history.note(99, Decision(0, "queued", "")),
     "slots hold live ones": lambda s: s.sequences.pop(steady(s).sequence_id),
 }  # fmt: skip
 
@@ -87,6 +123,8 @@ def test_a_broken_law_is_named(law: str) -> None:
     expected = {
         "idle + used = total": "references equal tables",  # the taken block is in no table, which is seen first
         "running ones have a replica": "waiting ones are queued",
+        "leaders run": "rows in flight run or departed",
+        "leaders are not worse than followers": "running priorities are counted",
     }
     assert caught.value.law == expected.get(law, law)
 

@@ -50,7 +50,7 @@ class Walk:
         """Walks, then lets everything end and looks at what came out."""
         moves: list[tuple[int, Callable[[], None]]] = [
             (6, self.submit), (1, self.cancel), (1, self.attach), (1, self.detach), (1, self.disturb),
-            (1, self.update), (1, self.drain_one), (1, lambda: self.house.tick()),
+            (1, self.update), (1, self.drain_one), (1, self.tick),
             (20, self.plan), (20, self.run), (18, self.complete),
         ]  # fmt: skip
         weights = [weight for weight, _ in moves]
@@ -94,6 +94,9 @@ class Walk:
         if live:
             priority, deadline_ns = self.random.choice([(-1, None), (2, None), (None, 50_000)])
             self.house.update(self.random.choice(live), priority, deadline_ns)
+
+    def tick(self) -> None:
+        self.house.tick()
 
     def attach(self) -> None:
         if len(self.house.replicas) < 3:

@@ -1,0 +1,87 @@
+"""How much may wait, in all and of each tenant; what the refused and the waiting are told."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler_svc.core.pace import Pace
+from scheduler_svc.core.types import CoreLimits, Queued, RefusalReason, Refused
+from tests.core.house import House, Stream, spec
+
+
+def refusal(house: House, *args: object, **fields: object) -> Refused:
+    with pytest.raises(Refused) as caught:
+        house.submit(*args, **fields)  # type: ignore[arg-type]
+    return caught.value
+
+
+def test_a_tenant_fills_its_own_part_of_the_queue_and_no_more() -> None:
+    house = House(CoreLimits(max_waiting=5, max_waiting_per_tenant=2, max_waiting_tokens_per_tenant=10))
+    house.attach(spec())
+    for n in range(2):
+        house.submit([n], tenant="a")
+    refused = refusal(house, [3], tenant="a")
+    assert (refused.reason, refused.limit) == (RefusalReason.QUEUE_FULL, 2)
+    assert "tenant 'a'" in refused.field
+    house.submit(range(9), tenant="b")
+    assert refusal(house, [1, 2], tenant="b").field == "waiting tokens of tenant 'b'"
+    house.submit([3], tenant="a", attempt=2)  # a resumed one passes
+    house.submit([1], tenant="c")
+    assert refusal(house, [1], tenant="d").field == "number of waiting sequences"
+    assert house.scheduler.statistics().num_refused == {"queue full": 3}
+
+
+def test_the_retry_delay_is_the_backlog_at_the_pace_of_starts() -> None:
+    house = House(CoreLimits(max_waiting=4, max_num_seqs=1))
+    house.attach(spec())
+    assert [house.submit([n, n], max_tokens=3) for n in range(4)] != []
+    first = refusal(house, [1])
+    assert first.retry_after_ns == 10**9  # nothing has started yet
+    for n in range(40):
+        house.step()
+        if len(house.scheduler.room.queue("model")) < 4:
+            house.submit([n % 7, n % 5], max_tokens=3)
+    interval = house.scheduler.statistics().start_interval_ns["model"]
+    assert interval == pytest.approx(3000, rel=0.2)  # three steps of 1000 each
+    refused = refusal(house, [1])
+    assert refused.retry_after_ns == pytest.approx(interval, rel=0.5)
+    group = refusal(house, [1], group_id="g", group_size=3)
+    assert group.retry_after_ns is not None
+    assert group.retry_after_ns >= 2.9 * interval
+
+
+def test_the_pace_counts_only_time_in_which_somebody_waited() -> None:
+    pace = Pace()
+    assert pace.interval_ns(0) is None
+    pace.note_waiting(1000)
+    pace.note_starts(1, 10, 1500)
+    pace.note_empty()
+    pace.note_waiting(900_000)
+    pace.note_starts(2, 20, 901_000)
+    assert pace.interval_ns(901_000) == 500
+    assert pace.interval_ns(905_000) == 4000  # nothing has started for longer than that
+    assert pace.retry_after_ns(0, 40, 901_000) == 2000  # tokens of four
+
+
+def test_places_and_times_are_told_when_they_change() -> None:
+    house = House(CoreLimits(max_num_seqs=1))
+    house.attach(spec())
+    house.submit([9, 9], max_tokens=3)
+    streams = [house.submit([n], max_tokens=2, queue_events=True) for n in range(3)]
+    assert [event_of(stream) for stream in streams] == [Queued(2, 1), Queued(3, 2), Queued(4, 3)]
+    house.tick()
+    assert len(streams[2].events) == 1  # nothing has changed
+    for _ in range(4):
+        house.step()
+    house.tick()
+    told = event_of(streams[2])
+    assert told.position == 1
+    assert told.eta_ns is not None
+    assert told.eta_ns > 0
+    house.drain()
+    house.check_outcomes()
+    house.tick()
+
+
+def event_of(stream: Stream) -> Queued:
+    return [event for event in stream.events if isinstance(event, Queued)][-1]

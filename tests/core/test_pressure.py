@@ -1,0 +1,166 @@
+"""A pool too small for all: room for growth, caps on prompts, and the lines that tell an operator."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler_svc.core.growth import Growth
+from scheduler_svc.core.plan import Limit
+from scheduler_svc.core.rates import StepRates, prefill_cap
+from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.types import CoreLimits, Request
+from tests.core.house import House, spec
+
+
+def peak_by_steps(lengths: list[tuple[int, int]], block_size: int) -> int:
+    """The obvious twin: lets all grow step by step."""
+    growths = [(tokens, max(0, rest - 1)) for tokens, rest in lengths]  # the last token needs no place
+    peak = 0
+    for step in range(max(growth for _, growth in growths) + 1):
+        peak = max(peak, sum(-(-(tokens + step) // block_size) for tokens, growth in growths if growth >= step))
+    return peak
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_foreseen_peak_is_that_of_growing_step_by_step(seed: int) -> None:
+    from random import Random
+
+    random = Random(seed)
+    lengths = [(random.randint(1, 60), random.randint(0, 40)) for _ in range(random.randint(1, 12))]
+    exact = Growth(1).peak_blocks(lengths)
+    assert exact == peak_by_steps(lengths, 1)
+    # With blocks of several tokens the peak of blocks may be at another end than that of tokens.
+    coarse = Growth(8).peak_blocks(lengths)
+    assert abs(coarse - peak_by_steps(lengths, 8)) <= len(lengths)
+
+
+def test_what_finished_tells_how_long_the_next_ones_get() -> None:
+    growth = Growth(4)
+    sequence = Sequence(Request(1, "model", [1] * 10, 500), now=0, ticket=0)
+    assert growth.num_remaining_tokens(sequence, end=510) == 500  # nothing is known: all that it may
+    growth.note_finish(20)
+    assert growth.num_remaining_tokens(sequence, end=510) == 20
+    assert growth.num_remaining_tokens(sequence, end=15) == 5
+    sequence.token_ids.extend([1] * 30)
+    assert growth.num_remaining_tokens(sequence, end=510) == 4  # longer than usual: a block at least
+    growth.note_preemption()
+    growth.note_preemption()
+    assert growth.num_remaining_tokens(Sequence(sequence.request, 0, 1), end=510) == 22  # a tenth more caution
+
+
+def test_once_preemptions_start_admission_keeps_room() -> None:
+    house = House()
+    house.attach(spec(num_device_blocks=40, num_slots=20, max_step_tokens=64))  # 160 tokens: for five of 32
+    for n in range(20):
+        house.submit([n, n + 1, *range(14)], max_tokens=16)
+    limits = [house.step().limited_by for _ in range(200)]
+    assert not house.scheduler.sequences
+    house.check_outcomes(num_cache_tokens=160)
+    statistics = house.scheduler.statistics().replicas[0]
+    assert Limit.GROWTH in limits
+    assert statistics.num_preemptions <= 5  # of the ten that entered at first; nobody after them
+
+
+def test_room_is_kept_no_longer_than_sequences_run() -> None:
+    house = House()
+    house.attach(spec(num_device_blocks=4))
+    for n in (1, 8):
+        house.submit(range(n, n + 7), max_tokens=9)
+    for _ in range(4):
+        house.step()
+    assert house.scheduler.statistics().replicas[0].has_kept_room
+    (line,) = house.tick()
+    assert "replica-1" in line
+    assert "--num-kv-blocks" in line
+    assert house.tick() == ()  # said once
+    house.drain()
+    assert not house.scheduler.statistics().replicas[0].has_kept_room
+
+
+def test_a_queue_that_grows_for_a_minute_is_said_once_with_the_setting_that_helps() -> None:
+    house = House(CoreLimits(max_num_seqs=1))
+    house.attach(spec())
+    lines: list[str] = []
+    for second in range(130):
+        house.now = second * 10**9
+        house.submit([second % 7, 1], max_tokens=3)
+        house.step()
+        lines += house.tick()
+    assert len(lines) == 1
+    assert "the queue grew" in lines[0]
+    assert "--max-num-seqs" in lines[0]
+
+
+def test_a_queue_without_replica_asks_for_one() -> None:
+    house = House()
+    house.attach(spec())
+    house.detach(1)
+    lines: list[str] = []
+    for second in range(70):
+        house.now = second * 10**9
+        house.submit([1, 2])
+        lines += house.tick()
+    assert len(lines) == 1
+    assert "no replica is attached" in lines[0]
+
+
+def test_prompts_take_a_capped_part_of_a_step_while_sequences_decode() -> None:
+    house = House(CoreLimits(max_prefill_tokens=6))
+    house.attach(spec(max_step_tokens=40, num_device_blocks=60))
+    house.submit([1, 2, 3], max_tokens=30)
+    assert list(house.make_plan().row_counts) == [3]
+    house.submit(range(20), max_tokens=2)
+    planned = house.plan()
+    assert planned.plan is not None
+    assert (list(planned.plan.row_counts), planned.limited_by) == ([1, 6], Limit.PREFILL_CAP)
+    house.run()
+    house.complete()
+    house.drain()
+    house.check_outcomes()
+
+
+def test_alone_a_prompt_takes_the_whole_step() -> None:
+    house = House(CoreLimits(max_prefill_tokens=6))
+    house.attach(spec(max_step_tokens=40))
+    house.submit(range(20), max_tokens=2)
+    assert list(house.make_plan().row_counts) == [20]
+
+
+def rates_of(step_ns: int, token_ns: int) -> StepRates:
+    rates = StepRates()
+    for num_rows, num_tokens in [(8, 8), (9, 200), (10, 10), (4, 150)]:
+        rates.note(num_rows, num_tokens, step_ns + token_ns * num_tokens)
+    return rates
+
+
+def test_rates_are_found_in_the_steps() -> None:
+    rates = rates_of(7_000_000, 300_000)
+    assert rates.token_ns == pytest.approx(300_000)
+    assert rates.step_ns == pytest.approx(7_000_000)
+    for _ in range(5000):
+        rates.note(8, 8, 7_000_000 + 300_000 * 8)  # a long time without a prompt
+    assert rates.token_ns == pytest.approx(300_000)
+    assert StepRates().step_ns is None
+
+
+def test_the_cap_follows_the_target_and_else_the_fixed_cost() -> None:
+    rates = rates_of(7_000_000, 300_000)
+    assert prefill_cap(rates, 10, target_ns=40_000_000) == 100  # 33 ms are 110 tokens, of which 10 decode
+    assert prefill_cap(rates, 10, target_ns=None) == int(8 * 7 / 0.3)
+    assert prefill_cap(StepRates(), 10, target_ns=40_000_000) is None
+
+
+def test_a_target_that_cannot_be_met_still_lets_prompts_go_on() -> None:
+    house = House(CoreLimits(target_inter_token_ns=1))
+    replica = house.attach(spec(max_step_tokens=40, num_device_blocks=60))
+    replica.token_ns = 1000
+    house.submit([1, 2, 3], max_tokens=60)
+    for _ in range(5):
+        house.step()
+    prompt = house.submit(range(20), max_tokens=1)
+    assert house.make_plan().row_counts == [1, 4]  # a block
+    house.run()
+    house.complete()
+    for _ in range(5):
+        house.step()
+    assert prompt.outcome is not None
