@@ -83,7 +83,7 @@ class Comparison:
 
     def _turn(self, contender: Contender) -> None:
         """One server: start, every workload, stop."""
-        run = Run(contender.name, contender.kind, contender.version, contender.settings)
+        run = Run(contender.name, contender.kind, contender.version, contender.settings(self._options.peers))
         self.report.runs.append(run)
         self._quiet(contender.name)
         log = self._folder / f"{contender.name.replace(' ', '-')}.log"

@@ -34,10 +34,10 @@ class Contender:
     version: str
     environment: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def settings(self) -> str:
-        """The command as someone would type it."""
-        return " ".join((*(f"{key}={value}" for key, value in self.environment.items()), *self.command))
+    def settings(self, peers: Path) -> str:
+        """The command as someone would type it, with the peers' directory as DIR."""
+        words = (*(f"{key}={value}" for key, value in self.environment.items()), *self.command)
+        return " ".join(words).replace(f"{sys.executable} -m octavo", "octavo").replace(str(peers), "DIR")
 
 
 @dataclass(frozen=True)
