@@ -27,7 +27,7 @@ class _Reading:
 
     @classmethod
     def take(cls) -> _Reading:
-        return cls(time.monotonic(), _machine_busy_s(), _own_busy_s())
+        return cls(time.monotonic(), _machine_busy_s(), own_busy_s())
 
 
 class OthersLoad:
@@ -68,7 +68,7 @@ def _machine_busy_s() -> float:
     return (ticks[0] + ticks[1] + ticks[2] + ticks[7]) / _TICKS_PER_S
 
 
-def _own_busy_s() -> float:
+def own_busy_s() -> float:
     """Seconds of this process and its descendants, those included that they have waited for."""
     spent: dict[int, int] = {}
     children: defaultdict[int, list[int]] = defaultdict(list)
