@@ -17,8 +17,14 @@ DTYPE_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 BF16_INSTRUCTIONS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """CPU flags (x86, x86, ARM) of which any one means that bf16 products run in hardware."""
 
-RUNTIME_BYTES = 230 * 2**20
-"""Resident bytes of a worker before it loads a model: Python, torch, grpc, ZeroMQ; measured."""
+_PRODUCT_INSTRUCTIONS: Mapping[str, frozenset[str]] = {
+    "bfloat16": frozenset({"avx512bw", "bf16"}),
+    "float16": frozenset({"avx512_fp16", "amx_fp16"}),
+}
+# CPU flags of which any one means that torch's oneDNN multiplies packed weights of this precision.
+
+RUNTIME_BYTES = 300 * 2**20
+"""Resident bytes of a worker beside its model: Python, torch, grpc, ZeroMQ, the tokenizer; measured."""
 
 DEFAULT_TOKENS_PER_SEQUENCE = 1024
 """Context that the default KV pool allows each of `max_num_seqs` sequences at once."""
@@ -85,14 +91,15 @@ class ModelShape:
         """Bytes of the rotary tables, fp32, for sequences of up to `max_model_len` tokens."""
         return self.rope_position_items * max_model_len * 4
 
-    def weight_bytes(self, dtype: str) -> int:
+    def weight_bytes(self, dtype: str, cpu_flags: frozenset[str]) -> int:
         """Bytes of the weights as the worker holds them; rotary tables not counted.
 
         A tied output head is counted twice: the matrix product wants its own packed layout, while the
-        embedding is read row by row.
+        embedding is read row by row. What is multiplied has the precision of `product_dtype`.
         """
-        packed_head = self.vocab_size * self.hidden_size if self.tied_embeddings else 0
-        return (self.num_parameters + packed_head) * DTYPE_BYTES[dtype]
+        embedding = self.vocab_size * self.hidden_size
+        multiplied = self.num_parameters - (0 if self.tied_embeddings else embedding)
+        return embedding * DTYPE_BYTES[dtype] + multiplied * DTYPE_BYTES[product_dtype(dtype, cpu_flags)]
 
     def workspace_bytes(self, max_num_seqs: int, max_num_batched_tokens: int, dtype: str) -> int:
         """Most bytes that one step's activations and logits take beside weights and KV.
@@ -193,10 +200,15 @@ class MemoryPrediction:
 
 
 def predict(
-    shape: ModelShape, dtype: str, request: KvRequest, max_num_batched_tokens: int, free_bytes: int
+    shape: ModelShape,
+    dtype: str,
+    request: KvRequest,
+    max_num_batched_tokens: int,
+    free_bytes: int,
+    cpu_flags: frozenset[str],
 ) -> tuple[MemoryPrediction, KvPool]:
     """Memory of a worker for this model, and the KV pool it gets, where `free_bytes` are free before it starts."""
-    weights = shape.weight_bytes(dtype) + shape.rope_bytes(request.max_model_len)
+    weights = shape.weight_bytes(dtype, cpu_flags) + shape.rope_bytes(request.max_model_len)
     workspace = shape.workspace_bytes(request.max_num_seqs, max_num_batched_tokens, dtype)
     left = free_bytes - RUNTIME_BYTES - weights - workspace
     pool = size_kv_pool(request, shape.kv_block_bytes(request.block_size, dtype), left)
@@ -208,8 +220,25 @@ def resolve_dtype(requested: str, checkpoint_dtype: str | None, cpu_flags: froze
 
     A quantized checkpoint has none (None): then bfloat16 where the CPU has instructions for it, else float32.
     """
+    return _choose_dtype(requested, checkpoint_dtype, cpu_flags)[0]
+
+
+def dtype_reason(requested: str, checkpoint_dtype: str | None, cpu_flags: frozenset[str]) -> str:
+    """Why `resolve_dtype` chose what it chose."""
+    return _choose_dtype(requested, checkpoint_dtype, cpu_flags)[1]
+
+
+def _choose_dtype(requested: str, checkpoint_dtype: str | None, cpu_flags: frozenset[str]) -> tuple[str, str]:
     if requested != "auto":
-        return requested
+        return requested, "as given"
     if checkpoint_dtype is not None:
-        return checkpoint_dtype
-    return "bfloat16" if cpu_flags & BF16_INSTRUCTIONS else "float32"
+        return checkpoint_dtype, "the checkpoint's"
+    if cpu_flags & BF16_INSTRUCTIONS:
+        return "bfloat16", "the checkpoint is quantized, and this CPU has bf16 instructions"
+    return "float32", "the checkpoint is quantized, and this CPU has no bf16 instructions"
+
+
+def product_dtype(dtype: str, cpu_flags: frozenset[str]) -> str:
+    """The precision that weights are packed in for the matrix product: float32 where the CPU multiplies no `dtype`."""
+    instructions = _PRODUCT_INSTRUCTIONS.get(dtype)
+    return dtype if instructions is None or instructions & cpu_flags else "float32"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.machine import MachineFacts
-from octavo.memory import KvPool, KvRequest, ModelShape, size_kv_pool
+from octavo.memory import KvPool, KvRequest, ModelShape, product_dtype, size_kv_pool
 from octavo.process import StartError
 from octavo.sizes import format_bytes
 from worker_svc.config import WorkerConfig
@@ -53,6 +53,8 @@ class WorkerMemory:
     """Where a worker's memory goes, in bytes."""
 
     weight_bytes: int
+    # The precision that weights are packed in for the matrix product.
+    product_dtype: str
     workspace_bytes: int
     pool: KvPool
     # Held by others on this machine, as far as the worker can see.
@@ -91,7 +93,8 @@ def size_memory(
             f"the {format_bytes(max(0, free))} free after weights and workspace; lower it, or free memory"
         )
     return WorkerMemory(
-        weight_bytes=shape.weight_bytes(dtype) + shape.rope_bytes(shape.max_model_len),
+        weight_bytes=shape.weight_bytes(dtype, machine.cpu_flags) + shape.rope_bytes(shape.max_model_len),
+        product_dtype=product_dtype(dtype, machine.cpu_flags),
         workspace_bytes=workspace,
         pool=pool,
         others_bytes=max(0, machine.total_memory_bytes - machine.free_memory_bytes - resident_bytes),
@@ -99,12 +102,13 @@ def size_memory(
     )
 
 
-def memory_table(memory: WorkerMemory, shape: ModelShape, dtype: str, max_num_seqs: int) -> str:
-    """The account of memory that the log shows at start, one line a purpose."""
+def memory_table(memory: WorkerMemory, shape: ModelShape, dtype: str, config: WorkerConfig) -> str:
+    """The account of memory that the log shows at start, one line a purpose, and what it allows."""
     pool = memory.pool
     longest = min(shape.max_model_len, pool.num_tokens)
+    millions = f"{shape.num_parameters / 1e6:.0f} M parameters"
     rows = [
-        ("weights", memory.weight_bytes, f"{shape.num_parameters / 1e6:.0f} M parameters in {dtype}"),
+        ("weights", memory.weight_bytes, f"{millions} in {_precisions(memory, dtype)}"),
         (
             "KV cache",
             pool.num_bytes,
@@ -116,13 +120,30 @@ def memory_table(memory: WorkerMemory, shape: ModelShape, dtype: str, max_num_se
     ]
     lines = [f"{name:<16}{format_bytes(num_bytes):>11}  {note}".rstrip() for name, num_bytes, note in rows]
     at_once = (
-        f"{_concurrency(pool, context, max_num_seqs)} of {context} tokens"
+        f"{_concurrency(pool, context, config.max_num_seqs)} of {context} tokens"
         for context in sorted({longest, min(longest, 1024)}, reverse=True)
     )
     lines.append(f"sequences at once: {', '.join(at_once)}")
     if longest < shape.max_model_len:
         lines.append(f"longest context that fits: {longest} of the model's {shape.max_model_len} tokens")
+    else:
+        lines.append(f"longest context that fits: {longest} tokens, all that --max-model-len allows")
+    lines.append(
+        f"a step: at most {config.max_num_batched_tokens} tokens (--max-num-batched-tokens, "
+        f"{_origin(config, 'max_num_batched_tokens')}) of at most {config.max_num_seqs} sequences (--max-num-seqs, "
+        f"{_origin(config, 'max_num_seqs')})"
+    )
     return "memory\n" + "\n".join(lines)
+
+
+def _precisions(memory: WorkerMemory, dtype: str) -> str:
+    if memory.product_dtype == dtype:
+        return dtype
+    return f"{dtype}, packed in {memory.product_dtype}: this CPU has no {dtype} products"
+
+
+def _origin(config: WorkerConfig, name: str) -> str:
+    return "the default" if getattr(config, name) == getattr(WorkerConfig, name) else "as given"
 
 
 def _concurrency(pool: KvPool, context_tokens: int, max_num_seqs: int) -> str:

@@ -22,7 +22,7 @@ from kernels.api import Backend, KVCache, KVCacheSpec
 from kernels.select import open_backend
 from octavo.internal.v1 import types_pb2, worker_pb2
 from octavo.machine import MachineFacts, collect_machine, usable_cpus
-from octavo.memory import ModelShape, resolve_dtype
+from octavo.memory import ModelShape, dtype_reason, resolve_dtype
 from octavo.model_families import ModelConfigError
 from octavo.phases import Phases
 from octavo.process import StartError
@@ -35,6 +35,7 @@ from worker_svc.model.config import ModelConfig
 from worker_svc.model.decoder import Decoder, build_decoder
 from worker_svc.model.families import parse_config
 from worker_svc.model.names import expected_shapes
+from worker_svc.process_memory import return_freed_memory
 from worker_svc.rows import RowLimits
 from worker_svc.runner import Runner, RunnerLimits
 from worker_svc.threads import StepThreads, watched_threads
@@ -88,6 +89,7 @@ def load(config: WorkerConfig, phases: Phases) -> LoadedWorker:
     num_tensors = len(expected_shapes(model.config))
     with phases.phase("weights", total=num_tensors) as advance:
         decoder, fingerprint = _load_decoder(model, backend, advance)
+        return_freed_memory()
     with phases.phase("kv"):
         cache = _allocate_cache(config, model, backend)
         host_cache = _allocate_host_cache(config, backend, cache)
@@ -145,14 +147,15 @@ def _find_model(config: WorkerConfig) -> _Model:
         )
     shape = model_shape(parsed, resolve_max_model_len(config, parsed))
     _LOG.info(
-        "model %s: %s, %d layers, %.0f M parameters, %s, sequences of up to %d tokens",
+        "model %s: %s, %d layers, %.0f M parameters",
         source.name,
         parsed.architecture,
         parsed.num_layers,
         shape.num_parameters / 1e6,
-        dtype,
-        shape.max_model_len,
     )
+    _LOG.info("option --dtype is %s: %s", dtype, dtype_reason(config.dtype, stored, machine.cpu_flags))
+    limit = "the model's own limit" if config.max_model_len is None else "as given"
+    _LOG.info("option --max-model-len is %d: %s", shape.max_model_len, limit)
     return _Model(source, parsed, shape, dtype, machine)
 
 
@@ -220,7 +223,7 @@ def _fingerprint(model: _Model, checkpoint: Checkpoint) -> str:
 
 def _allocate_cache(config: WorkerConfig, model: _Model, backend: Backend) -> KVCache:
     memory = size_memory(config, model.shape, model.dtype, collect_machine(), resident_bytes())
-    _LOG.info("%s", memory_table(memory, model.shape, model.dtype, config.max_num_seqs))
+    _LOG.info("%s", memory_table(memory, model.shape, model.dtype, config))
     spec = KVCacheSpec(
         num_layers=model.config.num_layers,
         num_blocks=memory.pool.num_blocks,

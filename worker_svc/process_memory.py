@@ -26,3 +26,11 @@ def keep_freed_memory() -> None:
     taken = [mallopt(_M_MMAP_THRESHOLD, _MAX_MMAP_THRESHOLD), mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)]
     if not all(taken):
         _LOG.debug("the allocator keeps its own thresholds")
+
+
+def return_freed_memory() -> None:
+    """Gives back what loading took and freed: steps need a small part of it, others may need the rest."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError):
+        return

@@ -141,8 +141,8 @@ def model_facts(request: ModelRequest, machine: MachineFacts) -> ModelFacts:
         config = json.loads(config_path.read_text(encoding="utf-8"))
         shape = ModelShape.from_config(config)
     except (KeyError, TypeError, ValueError) as error:
-        return _unread(request, directory, None, (f"{config_path}: describes no model that can be served: {error!r}",))
-    stored = None if source.is_gguf else config.get("dtype") or config.get("torch_dtype")
+        return _unread(request, directory, None, (f"{config_path}: not a model that can be served: {_said(error)}",))
+    stored = None if source.is_gguf else config.get("dtype") or config.get("torch_dtype") or "float32"
     dtype = resolve_dtype(request.dtype, stored if stored in DTYPE_BYTES else None, machine.cpu_flags)
     return _read(request, directory, shape, dtype, machine)
 
@@ -157,7 +157,9 @@ def _read(request: ModelRequest, directory: str, shape: ModelShape, dtype: str, 
         kv_cache_memory=request.kv.kv_cache_memory,
         kv_memory_fraction=request.kv.kv_memory_fraction,
     )
-    memory, pool = predict(shape, dtype, kv, request.max_num_batched_tokens, machine.free_memory_bytes)
+    memory, pool = predict(
+        shape, dtype, kv, request.max_num_batched_tokens, machine.free_memory_bytes, machine.cpu_flags
+    )
     return ModelFacts(
         name=request.name,
         directory=directory,
@@ -173,6 +175,11 @@ def _read(request: ModelRequest, directory: str, shape: ModelShape, dtype: str, 
 
 def _unread(request: ModelRequest, directory: str | None, missing: str | None, problems: Sequence[str]) -> ModelFacts:
     return ModelFacts(request.name, directory, missing, tuple(problems), None, None, None, None, None)
+
+
+def _said(error: Exception) -> str:
+    """The error in words; a KeyError's only word is the key."""
+    return f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
 
 
 def _installed(name: str) -> str | None:

@@ -14,7 +14,9 @@ from octavo.memory import (
     RUNTIME_BYTES,
     KvRequest,
     ModelShape,
+    dtype_reason,
     predict,
+    product_dtype,
     resolve_dtype,
     size_kv_pool,
 )
@@ -27,6 +29,7 @@ SMOL = ModelShape.from_config(
         "max_position_embeddings": 8192, "tie_word_embeddings": true}"""
     )
 )
+NO_FLAGS: frozenset[str] = frozenset()
 REQUEST = KvRequest(block_size=16, max_model_len=8192, max_num_seqs=64)
 
 
@@ -38,7 +41,7 @@ def test_the_parameters_of_a_known_model_are_counted() -> None:
 def test_an_untied_head_is_a_second_table() -> None:
     untied = replace(SMOL, tied_embeddings=False)
     assert untied.num_parameters - SMOL.num_parameters == 49152 * 576
-    assert untied.weight_bytes("float32") == SMOL.weight_bytes("float32")
+    assert untied.weight_bytes("float32", NO_FLAGS) == SMOL.weight_bytes("float32", NO_FLAGS)
 
 
 def test_a_block_holds_keys_and_values_of_every_layer() -> None:
@@ -95,7 +98,7 @@ def test_the_default_pool_is_never_over_its_share_nor_negative(
 
 
 def test_the_prediction_is_the_sum_of_its_parts() -> None:
-    memory, pool = predict(SMOL, "float32", REQUEST, 512, 20 * GIB)
+    memory, pool = predict(SMOL, "float32", REQUEST, 512, 20 * GIB, NO_FLAGS)
     rope_bytes = 8192 * 64 * 4  # a cosine and a sine for each of 32 pairs and 8192 positions
     assert memory.weight_bytes == (134_515_008 + 49152 * 576) * 4 + rope_bytes
     assert memory.kv_bytes == pool.num_bytes
@@ -118,3 +121,17 @@ def test_precision_follows_request_then_checkpoint_then_cpu(
     requested: str, stored: str | None, flags: set[str], dtype: str
 ) -> None:
     assert resolve_dtype(requested, stored, frozenset(flags)) == dtype
+
+
+def test_weights_are_packed_in_fp32_where_the_cpu_has_no_products_of_their_precision() -> None:
+    table_bytes = 49152 * 576 * 2
+    native = SMOL.weight_bytes("bfloat16", frozenset({"avx512bw"}))
+    assert native == 134_515_008 * 2 + table_bytes
+    assert SMOL.weight_bytes("bfloat16", frozenset({"avx2"})) == 134_515_008 * 4 + table_bytes
+    assert product_dtype("float16", frozenset({"avx512bw"})) == "float32"
+
+
+def test_the_precision_comes_with_its_reason() -> None:
+    assert dtype_reason("float16", None, NO_FLAGS) == "as given"
+    assert dtype_reason("auto", "float16", NO_FLAGS) == "the checkpoint's"
+    assert "no bf16 instructions" in dtype_reason("auto", None, NO_FLAGS)

@@ -15,6 +15,7 @@ from worker_svc.model.families import parse_config
 
 GIB = 2**30
 MACHINE = MachineFacts("Linux", "x86_64", 2, 16 * GIB, 8 * GIB, frozenset(), (3, 11, 0), None)
+AVX512 = replace(MACHINE, cpu_flags=frozenset({"avx512bw"}))
 SHAPE = model_shape(parse_config(tiny_config(TinyLlama(max_positions=8192))), 8192)
 BLOCK_BYTES = SHAPE.kv_block_bytes(16, "float32")
 CONFIG = WorkerConfig()
@@ -41,8 +42,18 @@ def test_a_machine_without_room_is_refused() -> None:
 
 def test_the_table_says_what_runs_at_once() -> None:
     memory = size_memory(replace(CONFIG, num_kv_blocks=256), SHAPE, "float32", MACHINE, 0)
-    table = memory_table(memory, SHAPE, "float32", CONFIG.max_num_seqs)
+    table = memory_table(memory, SHAPE, "float32", CONFIG)
     assert "256 blocks of 16 tokens, 4096 tokens: --num-kv-blocks" in table
     assert "sequences at once: 1 of 4096 tokens, 4 of 1024 tokens" in table
     assert "longest context that fits: 4096 of the model's 8192 tokens" in table
     assert "other processes" in table
+    assert "at most 512 tokens (--max-num-batched-tokens, the default) of at most 64 sequences" in table
+
+
+def test_the_table_says_where_weights_take_more_than_their_precision() -> None:
+    memory = size_memory(CONFIG, SHAPE, "bfloat16", MACHINE, 0)
+    assert memory.weight_bytes > size_memory(CONFIG, SHAPE, "bfloat16", AVX512, 0).weight_bytes
+    assert "bfloat16, packed in float32: this CPU has no bfloat16 products" in memory_table(
+        memory, SHAPE, "bfloat16", CONFIG
+    )
+    assert "longest context that fits: 8192 tokens" in memory_table(memory, SHAPE, "bfloat16", CONFIG)

@@ -1,4 +1,4 @@
-"""Freed memory stays with the process."""
+"""Freed memory stays with the process, but for what loading took."""
 
 from __future__ import annotations
 
@@ -32,3 +32,25 @@ print(after - before)
 def test_the_same_tensors_again_cost_no_page_faults() -> None:
     answer = subprocess.run([sys.executable, "-c", _COUNT_FAULTS], capture_output=True, text=True, check=True)
     assert int(answer.stdout) < 1000  # a trim between the rounds costs thousands
+
+
+_COUNT_RESIDENT = """
+import gc
+from worker_svc.kv_cache import resident_bytes
+from worker_svc.process_memory import keep_freed_memory, return_freed_memory
+
+keep_freed_memory()
+held = [b"x" * 2**20 for _ in range(200)]
+last = bytearray(2**20)  # lies above what is freed, so that the heap's end cannot move
+del held
+gc.collect()
+before = resident_bytes()
+return_freed_memory()
+print(before - resident_bytes())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the allocator is glibc's")
+def test_what_loading_freed_goes_back() -> None:
+    answer = subprocess.run([sys.executable, "-c", _COUNT_RESIDENT], capture_output=True, text=True, check=True)
+    assert int(answer.stdout) > 150 * 2**20
