@@ -103,7 +103,7 @@ def _require_match(expected: Mapping[str, ExpectedTensor], specs: Mapping[str, T
     }
     faults = [f"{_counted(lines)} {what}:\n" + "\n".join(lines) for what, lines in sections.items() if lines]
     if faults:
-        raise WeightsError("the weights do not fit the model that config.json describes\n" + "\n".join(faults))
+        raise WeightsError("the weights do not fit the model that config.json describes:\n" + "\n".join(faults))
 
 
 def _may_be_ignored(name: str) -> bool:
