@@ -15,6 +15,7 @@ from octavo.commands import command_line, preflight
 from octavo.commands.command_line import ServeConfig
 from octavo.commands.services import say_cause
 from octavo.logs import setup_logging
+from octavo.machine import usable_cpus
 from octavo.options import OptionError, from_args, to_arguments
 from octavo.ports import free_port
 from octavo.stack import readiness
@@ -60,7 +61,8 @@ def read_options(words: Sequence[str]) -> StackConfig:
     namespace = command_line.parse(
         "serve", "Serve MODEL: a router, a scheduler and a worker under one supervisor.", words
     )
-    scheduler_port = free_port(_LOOPBACK)
+    serve_config = from_args(ServeConfig, namespace)
+    scheduler_port = serve_config.scheduler_port or free_port(_LOOPBACK)
     router = from_args(RouterConfig, namespace, scheduler_address=f"{_LOOPBACK}:{scheduler_port}")
     scheduler = from_args(
         SchedulerConfig,
@@ -71,24 +73,23 @@ def read_options(words: Sequence[str]) -> StackConfig:
         max_num_batched_tokens=None,
     )
     worker = from_args(WorkerConfig, namespace, scheduler_address=router.scheduler_address)
-    return StackConfig(from_args(ServeConfig, namespace), _with_ports(router), scheduler, worker)
+    return StackConfig(serve_config, _with_ports(router), scheduler, _share(worker, serve_config.data_parallel_size))
 
 
 def child_specs(stack: StackConfig) -> tuple[ChildSpec, ...]:
     """The processes of the stack, in the order in which they drain: requests end before what computes them."""
     python = (sys.executable, "-m", "octavo")
-    return tuple(
-        ChildSpec(name, (*python, name, *to_arguments(config)))
-        for name, config in (
-            ("router", stack.router),
-            ("scheduler", stack.scheduler),
-            ("worker", stack.worker),
-        )
+    num_workers = stack.serve.data_parallel_size
+    names = ["worker"] if num_workers == 1 else [f"worker-{number}" for number in range(1, num_workers + 1)]
+    return (
+        ChildSpec("router", (*python, "router", *to_arguments(stack.router))),
+        ChildSpec("scheduler", (*python, "scheduler", *to_arguments(stack.scheduler))),
+        *(ChildSpec(name, (*python, "worker", *to_arguments(stack.worker))) for name in names),
     )
 
 
 def greeting(router: RouterConfig) -> list[str]:
-    """Where the stack listens, and how to talk to it."""
+    """Where the stack listens, and how to talk to it and look into it."""
     host = reachable_host(router.host)
     http, grpc = f"{host}:{router.http_port}", f"{host}:{router.grpc_port}"
     return [
@@ -101,6 +102,8 @@ def greeting(router: RouterConfig) -> list[str]:
         f"  curl http://{http}/v1/completions -H 'Content-Type: application/json' \\",
         '       -d \'{"prompt": "Once upon a time", "max_tokens": 32}\'',
         f"  python -c 'import octavo; octavo.Client(\"{grpc}\")'",
+        "Look into it:",
+        f"  octavo top --scheduler-address {router.scheduler_address}",
         "Ctrl-C drains and stops; a second Ctrl-C stops at once.",
         "",
     ]
@@ -109,6 +112,15 @@ def greeting(router: RouterConfig) -> list[str]:
 def reachable_host(host: str) -> str:
     """An address to connect to, for an address that was listened on."""
     return {"0.0.0.0": _LOOPBACK, "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+
+
+def _share(worker: WorkerConfig, num_workers: int) -> WorkerConfig:
+    """One of so many workers on this machine: its part of the cores, and of the memory where no size was given."""
+    if num_workers == 1 or worker.simulate:
+        return worker
+    num_threads = worker.num_threads or max(1, usable_cpus() // num_workers)
+    fraction = max(0.01, worker.kv_memory_fraction / num_workers)
+    return dataclasses.replace(worker, num_threads=num_threads, kv_memory_fraction=fraction)
 
 
 def _with_ports(router: RouterConfig) -> RouterConfig:
@@ -146,7 +158,9 @@ async def _supervise(stack: StackConfig) -> int:
 
 async def _show_answer(address: str) -> None:
     """Ask the stack the sample prompt through the command a user would type, and let it stream to the terminal."""
+    # Greedy: the same answer on every machine, and the likeliest one of a model that is small.
     command = [sys.executable, "-m", "octavo", "chat", "--server", address, "--message", DEMO_PROMPT]
+    command += ["--temperature", "0"]
     print(f"\n> {DEMO_PROMPT}\n", flush=True)
     asked = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
     try:
