@@ -51,13 +51,13 @@ def test_an_error_of_the_models_files_is_expected(caplog: pytest.LogCaptureFixtu
 
 def test_a_worker_without_its_model_ends_before_it_loads_anything(tmp_path: Path) -> None:
     absent = str(tmp_path / "absent")
-    command = [sys.executable, "-m", "octavo", "worker", absent, "--seed", "3"]
+    command = [sys.executable, "-m", "octavo", "worker", absent, "--max-num-seqs", "3"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1
     lines = done.stderr.splitlines()
     assert lines[-1].startswith("octavo worker: model-found: ")
     assert absent in lines[-1]
-    assert any(line.endswith("option --seed 3 (default 0)") for line in lines)
+    assert any(line.endswith("option --max-num-seqs 3 (default 64)") for line in lines)
 
 
 def test_every_service_is_a_command_with_a_config() -> None:
