@@ -92,6 +92,27 @@ def _client(name: str) -> Callable[[Sequence[str]], int]:
     return run
 
 
+def _operator(name: str) -> Callable[[Sequence[str]], int]:
+    """A command for operators: the module of its name in octavo.commands, with a function of its name."""
+
+    def run(words: Sequence[str]) -> int:
+        import importlib
+
+        from octavo.commands.services import say_cause
+        from octavo.process import StartError, quiet_grpc
+
+        quiet_grpc()
+        try:
+            command: Callable[[Sequence[str]], int] = getattr(importlib.import_module(f"octavo.commands.{name}"), name)
+            return command(words)
+        except KeyboardInterrupt:
+            return 130
+        except (StartError, ModuleNotFoundError) as error:
+            return say_cause(f"octavo {name}", "scheduler", error)
+
+    return run
+
+
 def _version(words: Sequence[str]) -> int:
     from importlib.metadata import version
 
@@ -103,6 +124,10 @@ COMMANDS: Mapping[str, Command] = {
     "serve": Command("serve a model: the whole stack with one command", _serve),
     "chat": Command("chat with a served model in the terminal", _client("chat")),
     "generate": Command("complete a prompt with a served model", _client("generate")),
+    "ctl": Command("look into a running scheduler and steer it", _operator("ctl")),
+    "top": Command("watch a running scheduler in the terminal", _operator("top")),
+    "plan": Command("tell what to expect of how many replicas, without any", _operator("plan")),
+    "replay": Command("make a recorded scheduler's decisions again", _operator("replay")),
     "doctor": Command("check this machine, the installation and a model", _doctor),
     "router": Command("run one router process", _service("router")),
     "scheduler": Command("run the scheduler process", _service("scheduler")),

@@ -341,7 +341,7 @@ class Engine:
         for event in events:
             call = self._calls.get(event.sequence_id)
             if isinstance(event, Preempted):
-                self._warn_of_preemption(event, call)
+                self._tell_of_preemption(event, call)
             if call is None:
                 continue
             if isinstance(event, Ended | Finished):
@@ -359,9 +359,9 @@ class Engine:
     def _stalled(self) -> set[int]:
         return {replica.replica_id for replica in self._replicas.values() if replica.stalled}
 
-    def _warn_of_preemption(self, event: Preempted, call: Call | None) -> None:
+    def _tell_of_preemption(self, event: Preempted, call: Call | None) -> None:
         request_id = call.request_id if call is not None else "?"
-        _LOG.warning("preempted request %s: %s; it gave back %d blocks", request_id, event.reason, event.num_blocks)
+        _LOG.info("preempted request %s: %s; it gave back %d blocks", request_id, event.reason, event.num_blocks)
 
     def _refuse_other_model(self, hello: worker_pb.Hello) -> None:
         for other in self._replicas.values():

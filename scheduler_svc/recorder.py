@@ -15,7 +15,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 
@@ -44,6 +44,15 @@ _HASH_BYTES = 8
 _OVERHEAD_BYTES = 120
 
 
+@dataclass
+class _Stay:
+    """A replica, and the numbers of the records that say that it came and went."""
+
+    replica: pb.RecordedReplica
+    attached_at: int
+    detached_at: int | None = None
+
+
 class Recorder:
     """A core whose inputs are noted. Has the core's own methods."""
 
@@ -64,6 +73,7 @@ class Recorder:
         self._live: dict[int, Sequence] = {}
         self._block_sizes: dict[str, int] = {}
         self._tenants: set[str] = set()
+        self._stays: dict[int, _Stay] = {}
 
     @property
     def limits(self) -> CoreLimits:
@@ -111,11 +121,14 @@ class Recorder:
                 "of one size cannot tell apart; record such a fleet with --record-tokens"
             )
         fields = pb.RecordedReplica(fields=recording.to_fields(replica))
+        self._stays[replica.replica_id] = _Stay(fields, self._num_noted)
         return self._noted(pb.Record(now_ns=now, attach=fields), events)
 
     def detach(self, replica_id: int, now: int) -> list[Event]:
         """As Scheduler.detach."""
         events = self.core.detach(replica_id, now)
+        self._stays[replica_id].detached_at = self._num_noted
+        self._forget_stays()
         return self._noted(pb.Record(now_ns=now, detach=replica_id), events)
 
     def drain(self, replica_id: int, now: int) -> list[Event]:
@@ -169,6 +182,7 @@ class Recorder:
 
     def dump(self, now: int) -> Iterator[bytes]:
         """The file, in pieces, as it is at this moment. Live sequences' blocks are in it as far as they are known."""
+        self._forget_stays()
         weights = {self._name(tenant): weight for tenant, weight in self.limits.tenant_weights.items()}
         header = pb.RecordingHeader(
             version=recording.VERSION,
@@ -179,6 +193,7 @@ class Recorder:
             num_dropped_records=self._num_dropped,
             defect=self._defect,
             decisions=self._sum_before,
+            replicas=[stay.replica for stay in self._stays.values() if stay.attached_at < self._num_dropped],
             tenant_ranks={self._name(tenant): rank for rank, tenant in enumerate(sorted(self._tenants))},
         )
         records = [data for data, _ in self._ring]
@@ -187,6 +202,17 @@ class Recorder:
         return recording.write(header, records)
 
     # Inside ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _num_noted(self) -> int:
+        """Records so far, and so the number of the next one."""
+        return self._num_dropped + len(self._ring)
+
+    def _forget_stays(self) -> None:
+        """Of replicas that detached before the first record that is kept."""
+        for replica_id, stay in tuple(self._stays.items()):
+            if stay.detached_at is not None and stay.detached_at < self._num_dropped:
+                del self._stays[replica_id]
 
     def _noted(self, record: pb.Record, events: list[Event]) -> list[Event]:
         self._decisions.add_events(events)

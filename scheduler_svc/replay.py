@@ -52,6 +52,11 @@ class Contents:
         # Two words hold a hash; in blocks of one token the first must do.
         return (content.block_hashes[block] >> (32 * offset)) & 0xFFFFFFFF if offset < 2 else 0
 
+    def num_tokens(self, sequence_id: int) -> int:
+        """Tokens in the full blocks of a sequence that are known; 0 of none."""
+        content = self._contents.get(sequence_id)
+        return content.block_size * len(content.block_hashes) if content is not None else 0
+
     def tokens(self, sequence_id: int, begin: int, end: int) -> array[int]:
         """Tokens at positions begin ... end - 1."""
         return array("I", (self.token_id(sequence_id, position) for position in range(begin, end)))

@@ -19,11 +19,11 @@ from grpc_reflection.v1alpha import reflection
 
 from octavo.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
 from octavo.process import Shutdown, StartError
-from scheduler_svc.config import SchedulerConfig, tenant_weights
+from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.control import ControlService
-from scheduler_svc.core.limits import CoreLimits, PreemptionMode, SchedulingPolicy
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.engine import Engine
+from scheduler_svc.limits import core_limits as core_limits
 from scheduler_svc.recorder import Recorder
 from scheduler_svc.service import Networks, SchedulerService
 
@@ -84,26 +84,6 @@ def recorded_core(config: SchedulerConfig) -> Scheduler | Recorder:
         salt=secrets.token_bytes(16),
         max_bytes=config.flight_recorder_size,
         record_tokens=config.record_tokens,
-    )
-
-
-def core_limits(config: SchedulerConfig) -> CoreLimits:
-    """The limits that the core is given."""
-    target_ms = config.target_inter_token_latency_ms
-    return CoreLimits(
-        max_waiting=config.max_waiting_requests,
-        max_waiting_tokens=config.max_waiting_tokens,
-        max_waiting_per_tenant=config.max_waiting_requests_per_tenant,
-        max_waiting_tokens_per_tenant=config.max_waiting_tokens_per_tenant,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        enable_prefix_caching=config.enable_prefix_caching,
-        policy=SchedulingPolicy(config.scheduling_policy),
-        aging_ns=int(config.aging_time * 1e9),
-        tenant_weights=tenant_weights(config.tenant_weights),
-        preemption_mode=PreemptionMode(config.preemption_mode),
-        target_inter_token_ns=None if target_ms is None else int(target_ms * 1e6),
-        max_prefill_tokens=config.max_prefill_tokens,
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from octavo.commands import vllm_names
+from octavo.commands.planning import PlanConfig, ReplayConfig
 from octavo.options import Limits, Option, add_options, flags_of, option
 from router.config import RouterConfig
 from scheduler_svc.config import SchedulerConfig
@@ -28,6 +29,15 @@ class ServeConfig:
         "Longest that open requests may take after the first Ctrl-C.",
         kind="seconds",
         limits=Limits(minimum=0),
+    )
+    data_parallel_size: int = option(
+        1, "Workers that hold the model, each a whole replica; they share the cores.", limits=Limits(1, 1024)
+    )
+    scheduler_port: int = option(
+        0,
+        "Port of the scheduler, on this machine alone, for `octavo ctl`, `octavo top` and further workers; 0 picks a "
+        "free one.",
+        limits=Limits(0, 65535),
     )
     demo: bool = option(False, "Stream the answer to a sample prompt once ready, then go on serving.")
 
@@ -48,6 +58,11 @@ class OptionGroup:
 _SHARED = frozenset({"model", "served_model_name", "log_level"})
 _WORKER_IN_STACK = frozenset({"scheduler_address"}) | _SHARED
 
+_SHELL = frozenset(
+    {"host", "port", "token_networks", "flight_recorder_size", "record_tokens", "check_laws", "log_level"}
+)
+"""What the scheduler's process decides around its core."""
+
 GROUPS: Mapping[str, tuple[OptionGroup, ...]] = {
     "serve": (
         OptionGroup("stack", ServeConfig),
@@ -63,6 +78,11 @@ GROUPS: Mapping[str, tuple[OptionGroup, ...]] = {
     "router": (OptionGroup("router", RouterConfig),),
     "scheduler": (OptionGroup("scheduler", SchedulerConfig),),
     "worker": (OptionGroup("worker", WorkerConfig),),
+    "plan": (
+        OptionGroup("plan", PlanConfig),
+        OptionGroup("scheduler", SchedulerConfig, _SHELL | {"max_num_seqs", "max_num_batched_tokens"}),
+    ),
+    "replay": (OptionGroup("replay", ReplayConfig), OptionGroup("scheduler", SchedulerConfig, _SHELL)),
     "doctor": (
         OptionGroup(
             "router",
@@ -99,7 +119,7 @@ def refuse(program: str, reasons: Iterable[str]) -> NoReturn:
 def explain(word: str, command: str) -> str:
     """Why a command does not take an option, and what to write in its place."""
     flag = word.split("=", 1)[0]
-    ours = {name: sorted(_commands_with(name)) for name in _all_flags()}
+    ours = _commands_by_flag()
     own = [name for name, commands in ours.items() if command in commands]
     spelled = flag.replace("_", "-")
     if spelled != flag and spelled in own:
@@ -114,13 +134,12 @@ def explain(word: str, command: str) -> str:
     return f"{flag} is not an option; {hint}"
 
 
-def _all_flags() -> list[str]:
-    return [flag for groups in GROUPS.values() for group in groups for flag in group.flags()]
-
-
-def _commands_with(flag: str) -> set[str]:
-    return {
-        command
-        for command, groups in GROUPS.items()
-        if command != "doctor" and any(flag in group.flags() for group in groups)
-    }
+def _commands_by_flag() -> dict[str, list[str]]:
+    """Every option, and the commands that take it; `doctor` only looks."""
+    found: dict[str, list[str]] = {}
+    for command, groups in sorted(GROUPS.items()):
+        for flag in dict.fromkeys(flag for group in groups for flag in group.flags()):
+            found.setdefault(flag, [])
+            if command != "doctor":
+                found[flag].append(command)
+    return found

@@ -11,6 +11,7 @@ from octavo.cli import main
 from octavo.commands import vllm_names
 from octavo.commands.command_line import GROUPS, explain, parse
 from octavo.commands.services import SERVICES, without_effect
+from octavo.machine import usable_cpus
 from octavo.options import differences, flags_of, from_args, to_arguments
 from octavo.stack.serve import child_specs, greeting, read_options
 from router.config import RouterConfig
@@ -100,6 +101,29 @@ def test_serve_hands_each_option_to_the_process_it_belongs_to() -> None:
         "scheduler": SchedulerConfig(port=stack.scheduler.port, enable_prefix_caching=False),
         "worker": WorkerConfig("m", "n", scheduler_address=address, max_num_seqs=8),
     }
+
+
+def test_serve_runs_as_many_workers_as_asked_and_shares_the_machine() -> None:
+    stack = read_options(["m", "--data-parallel-size", "2", "--scheduler-port", "4711"])
+    specs = child_specs(stack)
+    assert [spec.name for spec in specs] == ["router", "scheduler", "worker-1", "worker-2"]
+    assert specs[2].command == specs[3].command
+    assert stack.scheduler.port == 4711
+    assert stack.worker.scheduler_address == "127.0.0.1:4711"
+    assert stack.worker.num_threads == max(1, usable_cpus() // 2)
+    assert stack.worker.kv_memory_fraction == WorkerConfig().kv_memory_fraction / 2
+    assert read_options(["--data-parallel-size", "2", "--num-threads", "3"]).worker.num_threads == 3
+    simulated = read_options(["--data-parallel-size", "2", "--simulate"]).worker
+    assert without_effect(simulated) == []
+    assert "octavo top --scheduler-address 127.0.0.1:4711" in "\n".join(greeting(stack.router))
+
+
+def test_a_simulated_worker_names_what_changes_nothing() -> None:
+    named = without_effect(WorkerConfig(simulate=True, dtype="float32", num_threads=2))
+    assert [line.split(" has no effect")[0] for line in named] == ["--dtype", "--num-threads"]
+    assert without_effect(WorkerConfig(simulated_costs="step_ms=1")) == [
+        "--simulated-costs has no effect: --simulate is not given"
+    ]
 
 
 def test_serve_chooses_ports_left_open_so_that_it_can_print_them() -> None:

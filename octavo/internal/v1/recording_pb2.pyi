@@ -78,6 +78,7 @@ class RecordingHeader(_message.Message):
     DEFECT_FIELD_NUMBER: _builtins.int
     DECISIONS_FIELD_NUMBER: _builtins.int
     TENANT_RANKS_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """Version of the file's format: 1."""
     software: _builtins.str
@@ -100,6 +101,10 @@ class RecordingHeader(_message.Message):
     def tenant_ranks(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Under the fair policy, which breaks ties by tenants' names: the rank of each tenant's name, by its salted hash."""
 
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecordedReplica]:
+        """Replicas that had attached before the first record, and had not detached."""
+
     def __init__(
         self,
         *,
@@ -112,10 +117,11 @@ class RecordingHeader(_message.Message):
         defect: _builtins.str = ...,
         decisions: _builtins.int = ...,
         tenant_ranks: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        replicas: _abc.Iterable[Global___RecordedReplica] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decisions", b"decisions", "defect", b"defect", "has_tokens", b"has_tokens", "limits", b"limits", "num_dropped_records", b"num_dropped_records", "salt_id", b"salt_id", "software", b"software", "tenant_ranks", b"tenant_ranks", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decisions", b"decisions", "defect", b"defect", "has_tokens", b"has_tokens", "limits", b"limits", "num_dropped_records", b"num_dropped_records", "replicas", b"replicas", "salt_id", b"salt_id", "software", b"software", "tenant_ranks", b"tenant_ranks", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,231 @@
+"""`octavo ctl`: what operators see of a running scheduler and tell it, over ControlService.
+
+Knows the wire and the terminal; decides nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf.json_format import MessageToJson
+
+from octavo.internal.v1 import scheduler_pb2 as pb
+from octavo.internal.v1 import scheduler_pb2_grpc as pb_grpc
+from octavo.process import StartError
+
+DEFAULT_ADDRESS = "127.0.0.1:8002"
+_TIMEOUT_S = 10.0
+
+
+def add_address(parser: argparse.ArgumentParser) -> None:
+    """The option that says which scheduler."""
+    parser.add_argument(
+        "--scheduler-address",
+        default=DEFAULT_ADDRESS,
+        metavar="HOST:PORT",
+        help=f"Address of the scheduler; `octavo serve` prints it (default: {DEFAULT_ADDRESS}).",
+    )
+
+
+def connect(address: str) -> tuple[grpc.Channel, Any]:
+    """A channel to a scheduler and the stub of its ControlService."""
+    channel = grpc.insecure_channel(address, options=(("grpc.max_receive_message_length", -1),))
+    return channel, pb_grpc.ControlServiceStub(channel)
+
+
+def explain_failure(address: str, error: grpc.RpcError) -> StartError:
+    """What a failed call means for whoever typed the command."""
+    code, details = error.code(), error.details()
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+        return StartError(f"no scheduler answers at {address} ({details}); name another with --scheduler-address")
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return StartError(f"what answers at {address} is no scheduler of this version ({details})")
+    return StartError(str(details))
+
+
+def ctl(words: Sequence[str]) -> int:
+    """Do one thing and print what came of it. Raises StartError, with the cause, when it was refused."""
+    namespace = _parser().parse_args(words)
+    run: Callable[[Any, argparse.Namespace], int] = namespace.run
+    channel, stub = connect(namespace.scheduler_address)
+    try:
+        return run(stub, namespace)
+    except grpc.RpcError as error:
+        raise explain_failure(namespace.scheduler_address, error) from None
+    finally:
+        channel.close()
+
+
+def _parser() -> argparse.ArgumentParser:
+    description = "Look into a running scheduler and steer it."
+    parser = argparse.ArgumentParser(prog="octavo ctl", description=description, allow_abbrev=False)
+    add_address(parser)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def command(name: str, help: str, run: Callable[[Any, argparse.Namespace], int]) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=help, description=help, allow_abbrev=False)
+        added.set_defaults(run=run)
+        return added
+
+    command("replicas", "List the replicas with their load.", _replicas)
+    command("load", "Print the whole load as JSON.", _load)
+    explain = command("explain", "Tell each decision that touched a request, and what it waits for.", _explain)
+    update = command("update", "Change the priority or the deadline of a request.", _update)
+    cancel = command("cancel", "End a request.", _cancel)
+    for named in (explain, update, cancel):
+        named.add_argument("request", metavar="REQUEST", help="The request id, or #N for the sequence of that number.")
+    update.add_argument("--priority", type=int, metavar="N", help="Smaller is served first.")
+    update.add_argument("--deadline", type=float, metavar="SECONDS", help="From now.")
+    drain = command("drain", "Let a replica take no new sequences.", _drain)
+    drain.add_argument("replica", metavar="REPLICA", help="Its name, as `octavo ctl replicas` lists it.")
+    command("reset-prefix-cache", "Forget cached prefixes that no running sequence holds.", _reset)
+    dump = command("dump", "Write the flight recorder's content to a file.", _dump)
+    dump.add_argument("file", metavar="FILE", help="For `octavo replay`; - is the standard output.")
+    return parser
+
+
+def _name(text: str) -> pb.SequenceName:
+    number = text.removeprefix("#")
+    if number != text and number.isascii() and number.isdecimal():
+        return pb.SequenceName(sequence_id=int(number))
+    return pb.SequenceName(request_id=text)
+
+
+def _replicas(stub: Any, namespace: argparse.Namespace) -> int:
+    response = stub.ListReplicas(pb.ListReplicasRequest(), timeout=_TIMEOUT_S)
+    print("\n".join(replica_table(response.replicas)))
+    return 0
+
+
+def replica_table(replicas: Sequence[pb.Replica]) -> list[str]:
+    """One line a replica."""
+    head = ("replica", "model", "state", "running", "waiting", "KV blocks", "cached", "host", "preempted", "steps")
+    rows = [
+        (
+            replica.name,
+            replica.model,
+            state_of(replica),
+            f"{replica.num_running}/{replica.num_slots}",
+            str(replica.num_waiting),
+            f"{replica.num_used_blocks}/{replica.num_blocks}",
+            str(replica.num_cached_blocks),
+            f"{replica.num_cached_host_blocks}/{replica.num_host_blocks}" if replica.num_host_blocks else "-",
+            str(replica.num_preemptions),
+            str(replica.num_steps),
+        )
+        for replica in replicas
+    ]
+    return columns([head, *rows])
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of cells as lines, each column as wide as its widest cell."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def state_of(replica: pb.Replica) -> str:
+    """A replica's state in a word."""
+    if replica.is_stalled:
+        return "stalled"
+    if replica.is_draining:
+        return "draining" if replica.num_running else "drained"
+    return "serving"
+
+
+def _load(stub: Any, namespace: argparse.Namespace) -> int:
+    load = stub.GetStatistics(pb.GetStatisticsRequest(), timeout=_TIMEOUT_S)
+    print(MessageToJson(load, preserving_proto_field_name=True, always_print_fields_with_no_presence=True))
+    return 0
+
+
+def _explain(stub: Any, namespace: argparse.Namespace) -> int:
+    response = stub.Explain(pb.ExplainRequest(name=_name(namespace.request)), timeout=_TIMEOUT_S)
+    for sequence in response.sequences:
+        print("\n".join(explanation_lines(sequence)))
+    return 0
+
+
+def explanation_lines(sequence: pb.SequenceExplanation) -> list[str]:
+    """One sequence and what was decided about it."""
+    state = sequence.state
+    if sequence.HasField("position"):
+        state += f", {sequence.position} before it"
+    if sequence.waits_for:
+        state += f", waits for {sequence.waits_for}"
+    facts = [f"priority {sequence.priority}", f"{sequence.num_prompt_tokens} prompt tokens"]
+    facts.append(f"{sequence.num_output_tokens} output tokens")
+    if sequence.HasField("deadline_in_ns"):
+        facts.append(f"deadline in {sequence.deadline_in_ns / 1e9:.1f} s")
+    lines = [f"request {sequence.request_id or '-'} (#{sequence.sequence_id}): {state}", f"  {', '.join(facts)}"]
+    for index, decision in enumerate(sequence.decisions):
+        lines.append(f"  {decision.age_ns / 1e9:9.3f} s ago  {_decision(decision)}")
+        if index == len(sequence.decisions) // 4 - 1 and sequence.num_forgotten:
+            lines.append(f"{'':18}  ... {sequence.num_forgotten} decisions are not kept ...")
+    return lines
+
+
+def _decision(decision: pb.Decision) -> str:
+    where = f" on {decision.replica}" if decision.replica else ""
+    counts = [
+        f"{number} {name}"
+        for number, name in (
+            (decision.num_blocks, "blocks"),
+            (decision.num_cached_tokens, "tokens cached"),
+            (decision.num_recomputed_tokens, "tokens recomputed"),
+        )
+        if number
+    ]
+    reason = f": {decision.reason}" if decision.reason else ""
+    return f"{decision.what}{where}{reason}" + (f" ({', '.join(counts)})" if counts else "")
+
+
+def _update(stub: Any, namespace: argparse.Namespace) -> int:
+    request = pb.UpdateRequest(name=_name(namespace.request), priority=namespace.priority)
+    if namespace.deadline is not None:
+        if not 0 < namespace.deadline < 1e9:
+            raise StartError(f"--deadline {namespace.deadline:g}: must be above 0 seconds and below a billion")
+        request.deadline_ns = int(namespace.deadline * 1e9)
+    response = stub.Update(request, timeout=_TIMEOUT_S)
+    print(f"updated {_sequences(response.sequence_ids)}")
+    return 0
+
+
+def _cancel(stub: Any, namespace: argparse.Namespace) -> int:
+    response = stub.Cancel(pb.CancelRequest(name=_name(namespace.request)), timeout=_TIMEOUT_S)
+    print(f"cancelled {_sequences(response.sequence_ids)}")
+    return 0
+
+
+def _sequences(sequence_ids: Sequence[int]) -> str:
+    return ", ".join(f"#{sequence_id}" for sequence_id in sequence_ids)
+
+
+def _drain(stub: Any, namespace: argparse.Namespace) -> int:
+    response = stub.Drain(pb.DrainRequest(replica=namespace.replica), timeout=_TIMEOUT_S)
+    print(f"{namespace.replica} takes no new sequences; {response.num_running} still run there")
+    return 0
+
+
+def _reset(stub: Any, namespace: argparse.Namespace) -> int:
+    response = stub.ResetPrefixCache(pb.ResetPrefixCacheRequest(), timeout=_TIMEOUT_S)
+    print(f"forgot {response.num_blocks} cached blocks")
+    return 0
+
+
+def _dump(stub: Any, namespace: argparse.Namespace) -> int:
+    data = b"".join(piece.data for piece in stub.DumpRecorder(pb.DumpRecorderRequest()))
+    if namespace.file == "-":
+        sys.stdout.buffer.write(data)
+        return 0
+    try:
+        Path(namespace.file).write_bytes(data)
+    except OSError as error:
+        raise StartError(f"{namespace.file} cannot be written: {error.strerror}") from error
+    print(f"wrote {len(data)} bytes to {namespace.file}; see `octavo replay {namespace.file}`")
+    return 0

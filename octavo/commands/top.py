@@ -1,0 +1,257 @@
+"""`octavo top`: a running scheduler live in the terminal: queues, KV tiers, throughput, and why steps were no bigger.
+
+`frame` makes a screen from two snapshots of the load; the rest asks for them and writes with plain ANSI sequences.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TextIO
+
+import grpc
+
+from octavo.commands.ctl import add_address, columns, connect, explain_failure, state_of
+from octavo.internal.v1 import scheduler_pb2 as pb
+from octavo.process import StartError
+
+_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+_HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
+_TIMEOUT_S = 5.0
+_MOST_TENANTS = 5
+
+
+def top(words: Sequence[str]) -> int:
+    """Shows the load until q or Ctrl-C. Raises StartError when no scheduler answers at first."""
+    description = "Watch a running scheduler in the terminal; q ends it."
+    parser = argparse.ArgumentParser(prog="octavo top", description=description, allow_abbrev=False)
+    add_address(parser)
+    parser.add_argument(
+        "--interval", type=float, default=1.0, metavar="SECONDS", help="Between two looks (default: 1)."
+    )
+    parser.add_argument("--once", action="store_true", help="Print one screen, of one interval, and end.")
+    namespace = parser.parse_args(words)
+    if not 0.05 <= namespace.interval <= 3600:
+        raise StartError(f"--interval {namespace.interval:g}: must be between 0.05 and 3600 seconds")
+    address = namespace.scheduler_address
+    channel, stub = connect(address)
+
+    def ask() -> pb.GetStatisticsResponse:
+        try:
+            load: pb.GetStatisticsResponse = stub.GetStatistics(pb.GetStatisticsRequest(), timeout=_TIMEOUT_S)
+            return load
+        except grpc.RpcError as error:
+            raise explain_failure(address, error) from None
+
+    try:
+        first = ask()
+        if namespace.once or not sys.stdout.isatty():
+            time.sleep(namespace.interval)
+            print("\n".join(frame(first, ask(), address, 120)))
+        else:
+            _watch(first, ask, address, namespace.interval)
+    finally:
+        channel.close()
+    return 0
+
+
+def _watch(
+    first: pb.GetStatisticsResponse, ask: Callable[[], pb.GetStatisticsResponse], address: str, interval_s: float
+) -> None:
+    """Redraws after each interval; a scheduler that goes away is waited for."""
+    before = first
+    with _screen(sys.stdout) as was_quit_pressed:
+        while not was_quit_pressed(interval_s):
+            size = shutil.get_terminal_size()
+            try:
+                now = ask()
+                lines, before = frame(before, now, address, size.columns), now
+            except StartError as error:
+                lines = [str(error)]
+            _draw(sys.stdout, lines[: size.lines - 1], size.columns)
+
+
+@contextmanager
+def _screen(stream: TextIO) -> Iterator[Callable[[float], bool]]:
+    """The terminal's other screen; yields what waits for so long and says whether q was pressed."""
+    restore = None
+    if sys.stdin.isatty() and os.name == "posix":
+        import termios
+        import tty
+
+        descriptor = sys.stdin.fileno()
+        settings = termios.tcgetattr(descriptor)
+        tty.setcbreak(descriptor)
+        restore = partial(termios.tcsetattr, descriptor, termios.TCSADRAIN, settings)
+
+    def was_quit_pressed(wait_s: float) -> bool:
+        if restore is None:
+            time.sleep(wait_s)
+            return False
+        return bool(select.select([sys.stdin], [], [], wait_s)[0]) and sys.stdin.read(1) in ("q", "Q", "")
+
+    stream.write(_ENTER)
+    stream.flush()
+    try:
+        yield was_quit_pressed
+    finally:
+        stream.write(_LEAVE)
+        stream.flush()
+        if restore is not None:
+            restore()
+
+
+def _draw(stream: TextIO, lines: Sequence[str], width: int) -> None:
+    stream.write(_HOME + "".join(f"{line[:width]}{_CLEAR_LINE}\r\n" for line in lines) + _CLEAR_BELOW)
+    stream.flush()
+
+
+# What a screen shows ---------------------------------------------------------------------------------------------
+
+
+def frame(before: pb.GetStatisticsResponse, now: pb.GetStatisticsResponse, address: str, width: int) -> list[str]:
+    """The lines of a screen: levels of `now`, and rates between the two."""
+    seconds = max(1e-9, (now.now_ns - before.now_ns) / 1e9)
+    earlier = {replica.name: replica for replica in before.replicas}
+    changes = [_Change(earlier.get(replica.name), replica, seconds) for replica in now.replicas]
+    lines = [_head(now, changes, address), "", *_queues(before, now)]
+    lines += _tenants(now)
+    lines += ["", *_replicas(changes, width)]
+    lines += ["", *_limits(changes)]
+    return lines
+
+
+class _Change:
+    """A replica, and what it did since the earlier look; one that attached since then did everything since then."""
+
+    def __init__(self, before: pb.Replica | None, now: pb.Replica, seconds: float) -> None:
+        is_same = before is not None and before.num_steps <= now.num_steps
+        self.before = before if before is not None and is_same else pb.Replica()
+        self.now = now
+        self.seconds = seconds
+
+    def rate(self, name: str) -> float:
+        """A counter's growth a second."""
+        growth: int = getattr(self.now, name) - getattr(self.before, name)
+        return growth / self.seconds
+
+    def growth(self, name: str) -> Counter[str]:
+        """The growth of a map of counters."""
+        return grown(getattr(self.before, name), getattr(self.now, name))
+
+
+def grown(before: Mapping[str, int], now: Mapping[str, int]) -> Counter[str]:
+    """By how much each counter grew; what did not is left out."""
+    return Counter({name: count - before.get(name, 0) for name, count in now.items() if count > before.get(name, 0)})
+
+
+def _head(now: pb.GetStatisticsResponse, changes: Sequence[_Change], address: str) -> str:
+    output = sum(change.rate("num_sampled_tokens") for change in changes)
+    computed = sum(change.rate("num_computed_tokens") for change in changes)
+    preempted = sum(change.rate("num_preemptions") for change in changes)
+    starting = f", {len(now.starting)} starting" if now.starting else ""
+    return (
+        f"octavo scheduler {address}: {len(now.replicas)} replicas{starting}, {now.num_routers} routers   "
+        f"output {output:.0f} tok/s   computed {computed:.0f} tok/s   preempted {preempted:.1f}/s"
+    )
+
+
+def _queues(before: pb.GetStatisticsResponse, now: pb.GetStatisticsResponse) -> list[str]:
+    earlier = {queue.model: queue.num_waiting for queue in before.queues}
+    lines = []
+    for queue in now.queues:
+        change = queue.num_waiting - earlier.get(queue.model, 0)
+        pace = (
+            f", one starts every {queue.start_interval_ns / 1e9:.3g} s" if queue.HasField("start_interval_ns") else ""
+        )
+        lines.append(f"queue {queue.model}: {queue.num_waiting} waiting ({change:+d}){pace}")
+    refused = ", ".join(f"{count} {reason}" for reason, count in sorted(now.num_refused.items())) or "none"
+    lines.append(
+        f"waiting tokens {now.num_waiting_tokens}   following another's prompt {now.num_following}   "
+        f"refused {refused}   past their deadline {now.num_expired}"
+    )
+    return lines
+
+
+def _tenants(now: pb.GetStatisticsResponse) -> list[str]:
+    """Only where there is more than one."""
+    if len(now.tenants) < 2:
+        return []
+    busiest = sorted(now.tenants, key=lambda tenant: (-tenant.num_waiting, -tenant.num_served_tokens, tenant.tenant))
+    shown = [
+        f"{tenant.tenant or '(none)'} {tenant.num_waiting} waiting, {tenant.num_served_tokens} tokens served"
+        for tenant in busiest[:_MOST_TENANTS]
+    ]
+    rest = f"; {len(busiest) - _MOST_TENANTS} more" if len(busiest) > _MOST_TENANTS else ""
+    return [f"tenants: {'; '.join(shown)}{rest}"]
+
+
+def _replicas(changes: Sequence[_Change], width: int) -> list[str]:
+    if not changes:
+        return ["no replica is attached"]
+    bar_width = 20 if width >= 130 else 12
+    head = (
+        "replica",
+        "state",
+        "running",
+        "KV  # held = cached",
+        "host",
+        "out tok/s",
+        "tok/s",
+        "step",
+        "cached",
+        "preempt",
+    )
+    return columns([head, *(_replica(change, bar_width) for change in changes)])
+
+
+def _replica(change: _Change, bar_width: int) -> tuple[str, ...]:
+    now = change.now
+    steps = change.rate("num_steps")
+    cached, computed = change.rate("num_cached_tokens"), change.rate("num_computed_tokens")
+    return (
+        now.name,
+        state_of(now) + (" keeps room" if now.has_kept_room else ""),
+        f"{now.num_running}/{now.num_slots}" + (f" ({now.num_prefilling} prefill)" if now.num_prefilling else ""),
+        bar(now.num_used_blocks, now.num_cached_blocks, now.num_blocks, bar_width),
+        bar(0, now.num_cached_host_blocks, now.num_host_blocks, bar_width // 2) if now.num_host_blocks else "-",
+        f"{change.rate('num_sampled_tokens'):.0f}",
+        f"{computed:.0f}",
+        f"{1e3 / steps:.1f} ms" if steps > 0 else "-",
+        f"{cached / (cached + computed):.0%}" if cached + computed > 0 else "-",
+        str(now.num_preemptions),
+    )
+
+
+def bar(num_held: int, num_cached: int, num_all: int, width: int) -> str:
+    """`[####==....] 60%`: blocks held by sequences, idle ones that are findable, and the rest; the share of both."""
+    if num_all == 0:
+        return "-"
+    held = round(width * num_held / num_all)
+    cached = min(width - held, round(width * num_cached / num_all))
+    share = (num_held + num_cached) / num_all
+    return f"[{'#' * held}{'=' * cached}{'.' * (width - held - cached)}] {share:.0%}"
+
+
+def _limits(changes: Sequence[_Change]) -> list[str]:
+    """Why steps were no bigger, since the earlier look and since the start."""
+    recent: Counter[str] = Counter()
+    always: Counter[str] = Counter()
+    for change in changes:
+        recent += change.growth("num_steps_by_limit")
+        always.update(change.now.num_steps_by_limit)
+    return [f"steps no bigger because of   now: {_shares(recent)}", f"{'':26} always: {_shares(always)}"]
+
+
+def _shares(counts: Counter[str]) -> str:
+    total = counts.total()
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{name} {count / total:.0%}" for name, count in ordered) or "no step was made"
