@@ -27,6 +27,7 @@ from router.streams.token_inlet import StreamKeys, TokenInlet
 from router.streams.types import Output, StreamSpec
 from router.text.model_text import ModelText
 from router.text.prompt import Prompt
+from router.worker_starts import WorkerStarts
 
 MAX_SALT_CHARS = 256
 PRIORITY_MIN, PRIORITY_MAX = -(2**31), 2**31 - 1
@@ -65,6 +66,8 @@ class FrontDoor:
             recovery_timeout_s=recovery_timeout_s,
             token_endpoint=inlet.endpoint,
         )
+        self._starts = WorkerStarts()
+        scheduler.on_change(lambda state: self._starts.observe(state.starting))
         scheduler.on_change(self._tell_drivers)
 
     @property
@@ -75,7 +78,8 @@ class FrontDoor:
     def readiness(self) -> Readiness:
         """Whether a token can be produced now."""
         known_hash = None if self.text is None else self.text.tokenizer_hash
-        return judge(self.model, known_hash, self._scheduler.state, self.own_phases(), draining=self.draining)
+        phases = [("router", phase) for phase in self.own_phases()] + self._starts.snapshot()
+        return judge(self.model, known_hash, self._scheduler.state, phases, draining=self.draining)
 
     def served(self) -> scheduler_pb2.ServedModel | None:
         """The model as its workers describe it, ready or not; None before the first of them said Hello."""

@@ -6,21 +6,20 @@ surfaces show as HTTP, gRPC health and refusals.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from octavo.internal.v1 import types_pb2
+from octavo.internal.v1 import scheduler_pb2
 from octavo.phases import Phase
 from router.streams.scheduler_client import SchedulerState
 
-_COUNTS = re.compile(r"(\d+)/(\d+)")
+_MAX_PLACES = 4
 
 
 @dataclass(frozen=True)
 class Readiness:
-    """`reason` says why not, for people; empty when ready. `phases` are those of every process that starts."""
+    """`reason` says why not, for people; empty when ready. `phases` are those of every start."""
 
     ready: bool
     reason: str = ""
@@ -29,13 +28,17 @@ class Readiness:
 
 
 def judge(
-    model: str, tokenizer_hash: str | None, state: SchedulerState, own_phases: Iterable[Phase], *, draining: bool
+    model: str,
+    tokenizer_hash: str | None,
+    state: SchedulerState,
+    phases: Iterable[tuple[str, Phase]],
+    *,
+    draining: bool,
 ) -> Readiness:
-    """The answer for `model`; `tokenizer_hash` is None while this router is still loading."""
+    """The answer for `model`. `tokenizer_hash` is None while this router loads; phases come with their process."""
     reason = _reason(model, tokenizer_hash, state, draining=draining)
-    phases = [_own_phase(phase) for phase in own_phases]
-    phases += [_worker_phase(worker.name, worker.phase) for worker in state.starting]
-    return Readiness(not reason, reason, tuple(phases), tuple(sorted(state.models)))
+    shown = tuple(_show(process, phase) for process, phase in phases)
+    return Readiness(not reason, reason, shown, tuple(sorted(state.models)))
 
 
 def _reason(model: str, tokenizer_hash: str | None, state: SchedulerState, *, draining: bool) -> str:
@@ -48,8 +51,7 @@ def _reason(model: str, tokenizer_hash: str | None, state: SchedulerState, *, dr
     served = state.models.get(model)
     if served is None:
         others = f"; workers serve {', '.join(sorted(state.models))}" if state.models else ""
-        starting = f"; {len(state.starting)} starting" if state.starting else ""
-        return f"no worker has offered the model {model} yet{starting}{others}"
+        return f"no worker has offered the model {model} yet{_where(state.starting)}{others}"
     if served.info.tokenizer_hash != tokenizer_hash:
         return (
             f"the workers' tokenizer of {model} ({served.info.tokenizer_hash[:12]}) is not this router's "
@@ -60,25 +62,20 @@ def _reason(model: str, tokenizer_hash: str | None, state: SchedulerState, *, dr
     return ""
 
 
-def _own_phase(phase: Phase) -> dict[str, Any]:
+def _where(starting: Sequence[scheduler_pb2.StartingWorker]) -> str:
+    """How far the workers' starts are; empty when none starts."""
+    if not starting:
+        return ""
+    places = [" ".join(filter(None, (worker.phase.name, worker.phase.detail))) for worker in starting]
+    return f"; {len(starting)} starting ({', '.join(places[:_MAX_PLACES])})"
+
+
+def _show(process: str, phase: Phase) -> dict[str, Any]:
     return {
-        "process": "router",
+        "process": process,
         "name": phase.name,
         "seconds": round(phase.seconds, 3),
         "ended": phase.ended,
         "done": phase.done,
         "total": phase.total,
-    }
-
-
-def _worker_phase(process: str, phase: types_pb2.StartPhase) -> dict[str, Any]:
-    counts = _COUNTS.match(phase.detail)
-    return {
-        "process": process,
-        "name": phase.name,
-        "seconds": round(phase.seconds, 3),
-        "ended": phase.name == "ready",
-        "done": int(counts[1]) if counts else None,
-        "total": int(counts[2]) if counts else None,
-        "detail": phase.detail,
     }
