@@ -40,6 +40,10 @@ class InFlight:
             del self._leaders[sequence.in_flight_digest]
             sequence.in_flight_digest = None
 
+    def computes(self, digest: bytes) -> bool:
+        """Whether a running sequence computes this block next."""
+        return digest in self._leaders
+
     def leader(self, sequence: Sequence, prefix: Prefix) -> tuple[Sequence, int] | None:
         """Who computes the block that follows the sequence's prefix, and how many full blocks they have in common."""
         index = prefix.num_blocks

@@ -65,6 +65,21 @@ class KvSpace:
             num_usable = min(num_usable, max(0, start - 1))
         return num_usable // self.block_size
 
+    def first_digest(self, sequence: Sequence) -> bytes | None:
+        """Digest of its first block, if it may share that one."""
+        if self.num_usable_blocks(sequence) == 0:
+            return None
+        return self.chain_of(sequence).digest(sequence.token_ids, 0)
+
+    def has(self, digest: bytes) -> bool:
+        """Whether a block is findable by this digest, on either tier."""
+        return self.cache.find(digest) is not None or (self.host is not None and self.host.find(digest) is not None)
+
+    def is_like(self, other: KvSpace) -> bool:
+        """Whether the other names the same tokens by the same digests."""
+        same_size = self.block_size == other.block_size and self.caching == other.caching
+        return same_size and self.fingerprint == other.fingerprint
+
     def find_prefix(self, sequence: Sequence) -> Prefix:
         """The longest run of findable blocks that begins the sequence and may be shared."""
         prefix = Prefix()

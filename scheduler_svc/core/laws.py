@@ -102,6 +102,9 @@ def _check_slots(replica: Replica) -> None:
     rows = replica.rows
     slots = sorted([*rows.free_slots, *(sequence.slot for sequence in rows.running)])
     _demand(slots == list(range(replica.spec.num_slots)), "slots are unique", f"{slots} of {replica.spec.num_slots}")
+    kept, rows.load_tokens = rows.load_tokens, None
+    load, rows.load_tokens = replica.load_tokens, kept
+    _demand(kept in (None, load), "the load is what rows and plans say", f"{kept} kept, {load} counted")
     _demand(len(rows.running) <= replica.max_running, "running is bounded", f"{len(rows.running)} run")
     ranks = [sequence.rank for sequence in rows.running]
     _demand(ranks == sorted(ranks), "running is by rank", str(ranks))

@@ -19,8 +19,11 @@ _MAX_CHANGES = 4
 
 @dataclass(slots=True)
 class _Promise:
-    replica_id: int
+    replica: Replica
     num_tokens: int
+    """Tokens that it will compute there."""
+    num_cached: int
+    """Tokens that it has there."""
     num_changes: int
 
 
@@ -36,28 +39,55 @@ class Placement:
 
     def leaves(self, sequence: Sequence, num_blocks: int, replica: Replica, others: Iterable[Replica]) -> bool:
         """Whether `replica` leaves the sequence, of which it has so many blocks, to one of the others."""
+        if self._is_better_off(sequence, num_blocks, replica):
+            return True
         num_changes, before = self._take_back(sequence)
         if num_changes > _MAX_CHANGES:
             return False
+        num_known = len(sequence.token_ids)
         score = num_blocks * replica.spec.block_size - self._load(replica)
-        best: tuple[Replica, int] | None = None
+        first = replica.kv.first_digest(sequence)
+        best: tuple[Replica, int] | None = None  # (replica, tokens that it has)
         for other in others:
-            if other is replica or not self._has_slot(other) or not other.could_hold(sequence):
+            if other is replica:
                 continue
             load = self._load(other)
-            if len(sequence.token_ids) - load <= score:
+            if num_known - load <= score:
                 continue  # not even a whole cached prompt would make it the better one
-            found = other.kv.find_prefix(sequence)
-            leader = other.rows.in_flight.leader(sequence, found)
-            num_cached = (found.num_blocks if leader is None else leader[1]) * other.spec.block_size
-            if num_cached - load > score and other.kv.num_missing_blocks(sequence, found) <= 0:
+            if -load <= score and other.kv.is_like(replica.kv) and not other.rows.has_or_computes(first):
+                continue  # it has nothing of it, and more to do
+            if not self._has_slot(other) or not other.could_hold(sequence):
+                continue
+            num_cached = self._num_cached_tokens(other, sequence)
+            if num_cached is not None and num_cached - load > score:
                 score = num_cached - load
-                best = (other, len(sequence.token_ids) - num_cached + 1)
+                best = (other, num_cached)
         if best is None:
             return False
-        replica_id = best[0].spec.replica_id
-        self._promise(sequence, _Promise(replica_id, best[1], num_changes + (before not in (None, replica_id))))
+        num_changes += before not in (None, best[0])
+        self._promise(sequence, _Promise(best[0], num_known - best[1] + 1, best[1], num_changes))
         return True
+
+    def _is_better_off(self, sequence: Sequence, num_blocks: int, replica: Replica) -> bool:
+        """Whether the replica that it is promised to still is the better one: then no other need be looked at."""
+        promise = self._promises.get(sequence)
+        if promise is None or promise.replica is replica or promise.replica.is_draining:
+            return False
+        other = promise.replica
+        num_rows = len(other.rows.running) + self._num_rows[other.spec.replica_id]
+        num_new = other.kv.num_blocks_for(len(sequence.token_ids) - promise.num_cached)
+        if num_rows > other.max_running or num_new > other.kv.pool.num_idle:
+            return False
+        score = num_blocks * replica.spec.block_size - self._load(replica)
+        return promise.num_cached - (self._load(other) - promise.num_tokens) > score
+
+    def _num_cached_tokens(self, replica: Replica, sequence: Sequence) -> int | None:
+        """Tokens that the replica has or computes; None if it has no blocks for the others."""
+        found = replica.kv.find_prefix(sequence)
+        if replica.kv.num_missing_blocks(sequence, found) > 0:
+            return None
+        leader = replica.rows.in_flight.leader(sequence, found)
+        return (found.num_blocks if leader is None else leader[1]) * replica.spec.block_size
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence waits no longer."""
@@ -65,7 +95,9 @@ class Placement:
 
     def forget_replica(self, replica_id: int) -> None:
         """The replica is gone."""
-        for sequence in [key for key, promise in self._promises.items() if promise.replica_id == replica_id]:
+        for sequence in [
+            key for key, promise in self._promises.items() if promise.replica.spec.replica_id == replica_id
+        ]:
             self._take_back(sequence)
         self._num_tokens.pop(replica_id, None)
         self._num_rows.pop(replica_id, None)
@@ -85,15 +117,16 @@ class Placement:
         return num_rows < replica.max_running and not replica.is_draining
 
     def _promise(self, sequence: Sequence, promise: _Promise) -> None:
-        replica_id = promise.replica_id
+        replica_id = promise.replica.spec.replica_id
         self._promises[sequence] = promise
         self._num_tokens[replica_id] = self._num_tokens.get(replica_id, 0) + promise.num_tokens
         self._num_rows[replica_id] = self._num_rows.get(replica_id, 0) + 1
 
-    def _take_back(self, sequence: Sequence) -> tuple[int, int | None]:
+    def _take_back(self, sequence: Sequence) -> tuple[int, Replica | None]:
         promise = self._promises.pop(sequence, None)
         if promise is None:
             return 0, None
-        self._num_tokens[promise.replica_id] -= promise.num_tokens
-        self._num_rows[promise.replica_id] -= 1
-        return promise.num_changes, promise.replica_id
+        replica_id = promise.replica.spec.replica_id
+        self._num_tokens[replica_id] -= promise.num_tokens
+        self._num_rows[replica_id] -= 1
+        return promise.num_changes, promise.replica

@@ -60,8 +60,11 @@ class Replica:
     @property
     def load_tokens(self) -> int:
         """Known tokens whose computation is not answered yet, plus one per running sequence."""
-        num_unplanned = sum(len(row.token_ids) - row.num_planned_tokens for row in self.rows.filling)
-        return len(self.rows.running) + num_unplanned + sum(plan.num_tokens for plan in self.rows.unanswered)
+        rows = self.rows
+        if rows.load_tokens is None:
+            num_unplanned = sum(len(row.token_ids) - row.num_planned_tokens for row in rows.filling)
+            rows.load_tokens = len(rows.running) + num_unplanned + sum(plan.num_tokens for plan in rows.unanswered)
+        return rows.load_tokens
 
     def could_hold(self, sequence: Sequence) -> bool:
         """Whether the sequence fits if nothing else is there."""
@@ -190,6 +193,7 @@ class Replica:
             promote_device_ids=copies.promote_device_ids,
         )
         self._advance(draft, record)
+        self.rows.load_tokens = None
         self.rows.unanswered.append(record)
         self.rows.released_slots = []
         self._next_step += 1
@@ -250,6 +254,7 @@ class Replica:
         plan = self.rows.unanswered[0]
         plan.check(result)
         self.rows.unanswered.popleft()
+        self.rows.load_tokens = None
         self.counters.note_step(plan.num_tokens, len(result.token_ids))
         self.rates.note(len(plan.rows), plan.num_tokens, result.duration_ns)
         self.rates.note_copies(plan.num_copies, result.copy_ns)

@@ -36,6 +36,8 @@ class Rows:
         """Running ones that may have crashed a replica."""
         self.num_exits = 0
         """Counts every sequence that left."""
+        self.load_tokens: int | None = None
+        """Kept by the replica until rows or plans change."""
         self.running: list[Sequence] = []
         """All that hold a slot, by ascending rank: the first is the victim."""
         self.filling: list[Sequence] = []
@@ -60,6 +62,7 @@ class Rows:
         if sequence.suspect_bound is not None:
             self.suspects[sequence] = None
         self.in_flight.note(sequence)
+        self.load_tokens = None
 
     def commit(self, sequence: Sequence, num_computed_tokens: int) -> None:
         """Makes findable what is full among so many computed and answered tokens of a running sequence."""
@@ -84,6 +87,10 @@ class Rows:
         insort(self.running, sequence, key=_rank)
         if is_filling:
             insort(self.filling, sequence, key=_rank)
+
+    def has_or_computes(self, digest: bytes | None) -> bool:
+        """Whether the block of this digest is findable here or about to be."""
+        return digest is not None and (self.kv.has(digest) or self.in_flight.computes(digest))
 
     def fill_up(self, sequence: Sequence) -> None:
         """Takes note that all known tokens of a filling sequence are planned."""
@@ -141,6 +148,7 @@ class Rows:
         self._count_priority(sequence.priority, -1)
         self.suspects.pop(sequence, None)
         self.num_exits += 1
+        self.load_tokens = None
         sequence.num_lost_tokens = max(sequence.num_lost_tokens, sequence.num_planned_tokens)
 
     def _count_priority(self, priority: int, sign: int) -> None:

@@ -1,0 +1,336 @@
+"""Times the scheduler core and checks, in virtual time, what its policies promise. `--json FILE` writes the figures.
+
+Timed: real time of `plan` and `complete` in steady decode, against the number of rows, of waiting sequences and of blocks;
+the lookup of a long prefix; memory per sequence; a fleet of 100 replicas in one process. Simulated: fairness, KV pressure,
+prefix savings, and that a budget nobody fills changes nothing. With `--vllm-python PATH` (an interpreter that has vllm)
+the steady decode of vLLM's own Scheduler class is timed beside ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import subprocess
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+from benchmarks.scheduler_fleet import Costs, Fleet, replica_spec, request
+from scheduler_svc.core.limits import CoreLimits, SchedulingPolicy
+from scheduler_svc.core.plan import StepPlan, StepResult
+from scheduler_svc.core.scheduler import Scheduler
+
+Figures = dict[str, object]
+UNBOUNDED = {"max_waiting": 10**7, "max_waiting_tokens": 10**12}
+NUM_STEPS = 300
+COSTS = Costs()
+
+
+# Timed ----------------------------------------------------------------------------------------------------------------
+
+
+class Decoder:
+    """One replica whose rows all decode, answered two plans deep by prepared results."""
+
+    def __init__(self, num_rows: int, num_waiting: int = 0, num_blocks: int | None = None) -> None:
+        random = Random(0)
+        self.core = Scheduler(CoreLimits(**UNBOUNDED))  # type: ignore[arg-type]
+        blocks = num_blocks or num_rows * 70
+        self.core.attach(replica_spec(num_device_blocks=blocks, num_slots=num_rows, max_step_tokens=8192), 0)
+        for number in range(num_rows):
+            prompt = [random.randrange(50_000) for _ in range(100 + number % 16)]
+            self.core.submit(request(number + 1, prompt, 900), 0)
+        self._plans: list[StepPlan] = []
+        self._now = 0
+        self._submit_waiting(num_rows, num_waiting)
+        while len(self.core.replicas[1].rows.steady) < num_rows:
+            self.step()
+        for _ in range(20):
+            self.step()
+
+    def _submit_waiting(self, first: int, num_waiting: int) -> None:
+        for number in range(num_waiting):
+            self.core.submit(request(first + number + 1, (1, 2, 3, number % 50_000), 100), 0)
+
+    def step(self) -> float:
+        """One plan and one answer; returns the seconds they took."""
+        self._now += 1_000_000
+        begin = time.thread_time()
+        plan = self.core.plan(1, self._now).plan
+        took = time.thread_time() - begin
+        if plan is not None:
+            self._plans.append(plan)
+        if len(self._plans) == 2 or plan is None:
+            answered = self._plans.pop(0)
+            num_sampled = list(self.core.replicas[1].rows.unanswered[0].num_to_sample)
+            result = StepResult(answered.incarnation, answered.step, num_sampled, [5] * sum(num_sampled))
+            begin = time.thread_time()
+            self.core.complete(1, result, self._now)
+            took += time.thread_time() - begin
+        return took
+
+
+def mean_step_ms(num_rows: int, num_waiting: int = 0, num_blocks: int | None = None) -> float:
+    """Mean over the steps; of three runs the least, for the machine's noise only adds."""
+    decoder = Decoder(num_rows, num_waiting, num_blocks)
+    gc.collect()
+    runs = [[decoder.step() for _ in range(NUM_STEPS // 3)] for _ in range(3)]
+    return round(min(statistics.mean(run) for run in runs) * 1e3, 4)
+
+
+def steady_decode() -> Figures:
+    """Plan and complete, milliseconds."""
+    return {str(rows): mean_step_ms(rows) for rows in (32, 256, 1024)}
+
+
+def against_waiting() -> Figures:
+    """The same at 256 rows, against what waits."""
+    figures: Figures = {str(num): mean_step_ms(256, num_waiting=num) for num in (10, 1_000, 100_000)}
+    return {**figures, "ratio 100000 : 10": round(float(figures["100000"]) / float(figures["10"]), 3)}  # type: ignore[arg-type]
+
+
+def against_pool() -> Figures:
+    """The same at 256 rows, against the size of the pool."""
+    return {str(num): mean_step_ms(256, num_blocks=num) for num in (20_000, 200_000, 2_000_000)}
+
+
+def long_prefix() -> Figures:
+    """Lookup of a cached prefix of 32k tokens, milliseconds: the first time, which hashes, and again."""
+    fleet = Fleet(Scheduler(CoreLimits(**UNBOUNDED)))  # type: ignore[arg-type]
+    fleet.attach(replica_spec(), COSTS)
+    prompt = [number * 31 % 50_000 for number in range(32_769)]
+    fleet.submit(request(1, prompt, 1))
+    fleet.run()
+    kv = fleet.core.replicas[1].kv
+    first, again = [], []
+    for number in range(15):
+        fleet.submit(request(2 + number, prompt, 1))
+        sequence = fleet.core.sequences[2 + number]
+        begin = time.thread_time()
+        found = kv.find_prefix(sequence)
+        first.append(time.thread_time() - begin)
+        begin = time.thread_time()
+        kv.find_prefix(sequence)
+        again.append(time.thread_time() - begin)
+        assert found.num_blocks == 2048
+    return {"first_ms": round(min(first) * 1e3, 3), "again_ms": round(min(again) * 1e3, 3)}
+
+
+def memory() -> Figures:
+    """Bytes that a waiting and a running sequence of 200 tokens take."""
+    gc.collect()
+    tracemalloc.start()
+    core = Scheduler(CoreLimits(**UNBOUNDED))  # type: ignore[arg-type]
+    core.attach(replica_spec(num_slots=2000, max_step_tokens=400_000), 0)
+    empty, _ = tracemalloc.get_traced_memory()
+    prompts = [[(number * 7 + place) % 50_000 for place in range(200)] for number in range(2000)]
+    with_prompts, _ = tracemalloc.get_traced_memory()
+    for number, prompt in enumerate(prompts):
+        core.submit(request(number + 1, prompt, 100), 0)
+    waiting, _ = tracemalloc.get_traced_memory()
+    core.plan(1, 1)
+    running, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(core.replicas[1].rows.running) == 2000
+    return {
+        "waiting_bytes": (waiting - with_prompts) // 2000,
+        "running_bytes": (running - with_prompts) // 2000,
+        "empty_core_bytes": empty,
+    }
+
+
+def hundred_replicas(num_replicas: int = 100, num_live: int = 10_000) -> Figures:
+    """A closed loop over 100 replicas in one process: tokens that the core decides per second of real time."""
+    random = Random(1)
+    fleet = Fleet(Scheduler(CoreLimits(**UNBOUNDED)))  # type: ignore[arg-type]
+    costs = Costs(step_ns=6_000_000, token_ns=20_000)
+    for replica_id in range(1, num_replicas + 1):
+        fleet.attach(replica_spec(replica_id, num_slots=128, num_device_blocks=6_000), costs)
+    numbers = iter(range(1, 10**9))
+
+    def submit_one(_: int = 0) -> None:
+        prompt = [random.randrange(50_000) for _ in range(random.randint(50, 200))]
+        fleet.submit(request(next(numbers), prompt, random.randint(50, 200)))
+
+    fleet.on_finish = submit_one
+    for _ in range(num_live):
+        submit_one()
+    fleet.plan_all()
+    while fleet.num_output_tokens < 100_000:
+        fleet.step()
+    before, begin, virtual = fleet.num_output_tokens, time.thread_time(), fleet.now
+    idle = 0
+    for _ in range(4_000):
+        fleet.step()
+        idle += sum(1 for worker in fleet.workers.values() if not worker.is_busy) if fleet.core.room.num_waiting else 0
+    took = time.thread_time() - begin
+    tokens = fleet.num_output_tokens - before
+    load = [replica.num_running for replica in fleet.core.statistics().replicas]
+    return {
+        "tokens_per_second_real": round(tokens / took),
+        "tokens_per_second_virtual": round(tokens / ((fleet.now - virtual) / 1e9)),
+        "steps_per_second_real": round(4_000 / took),
+        "idle_replica_sightings_while_work_waits": idle,
+        "running_per_replica": [min(load), max(load)],
+    }
+
+
+# Simulated ------------------------------------------------------------------------------------------------------------
+
+
+def closed_loop(fleet: Fleet, num_clients: int, num_requests: int, num_in: int, num_out: int) -> float:
+    """Output tokens per virtual second of clients that each send one request after the other."""
+    random = Random(2)
+    numbers = iter(range(1, num_requests + 1))
+
+    def submit_one(_: int = 0) -> None:
+        number = next(numbers, None)
+        if number is not None:
+            fleet.submit(request(number, [random.randrange(50_000) for _ in range(num_in)], num_out))
+
+    fleet.on_finish = submit_one
+    for _ in range(num_clients):
+        submit_one()
+    fleet.run()
+    return fleet.num_output_tokens / (fleet.now / 1e9)
+
+
+def kv_pressure() -> Figures:
+    """20 clients (128 in, 128 out) with KV for ten, against ten with ample KV."""
+    figures: Figures = {}
+    rates = {}
+    for name, clients, blocks in (("ten, ample", 10, 100_000), ("twenty, KV for ten", 20, 160)):
+        fleet = Fleet(Scheduler())
+        fleet.attach(replica_spec(num_device_blocks=blocks, num_slots=64), COSTS)
+        rates[name] = closed_loop(fleet, clients, 200, 128, 128)
+        replica = fleet.core.statistics().replicas[0]
+        figures[name] = {
+            "tokens_per_second": round(rates[name], 1),
+            "preemptions": replica.num_preemptions,
+            "recomputed_tokens": replica.num_recomputed_tokens,
+        }
+    return {**figures, "ratio": round(rates["twenty, KV for ten"] / rates["ten, ample"], 3)}
+
+
+def fairness() -> Figures:
+    """Served tokens of two tenants, of which one sends ten times more, equal weights, while both wait."""
+    fleet = Fleet(Scheduler(CoreLimits(policy=SchedulingPolicy.FAIR, **UNBOUNDED)))  # type: ignore[arg-type]
+    fleet.attach(replica_spec(num_slots=16), COSTS)
+    random = Random(3)
+    for number in range(2200):
+        tenant = "few" if number % 11 == 0 else "many"
+        prompt = [random.randrange(50_000) for _ in range(random.randint(20, 200))]
+        fleet.submit(request(number + 1, prompt, random.randint(20, 200), tenant=tenant))
+    fleet.plan_all()
+    while fleet.step():
+        tenants = fleet.core.room.tenants
+        if tenants["few"][0] < 20:
+            break
+    served = {name: load.num_served_tokens for name, load in fleet.core.statistics().tenants.items()}
+    return {**served, "few : many": round(served["few"] / served["many"], 3)}
+
+
+def prefix_saving() -> Figures:
+    """Mean time to the first token with a shared prefix cached, against the part of the prompt that is cached."""
+    figures: Figures = {}
+    for shared in (128, 512, 1024):
+        times = {}
+        for caching in (False, True):
+            fleet = Fleet(Scheduler(CoreLimits(enable_prefix_caching=caching)))
+            # No fixed cost, so that the ideal is the part of the tokens alone.
+            fleet.attach(replica_spec(), Costs(step_ns=0))
+            prefix = [number % 50_000 for number in range(shared)]
+            fleet.submit(request(1, prefix, 1))
+            fleet.run()
+            for number in range(2, 34):
+                fleet.submit(request(number, [*prefix, *([number] * 64)], 1))
+                fleet.run()
+            lives = [life for number, life in fleet.lives.items() if number > 1]
+            times[caching] = statistics.mean((life.first_token_ns or 0) - life.submitted_ns for life in lives)
+        saved, ideal = 1 - times[True] / times[False], shared / (shared + 64)
+        figures[f"{shared}+64"] = {"saved": round(saved, 4), "of_the_ideal": round(saved / ideal, 4)}
+    return figures
+
+
+def unfilled_budget() -> Figures:
+    """Whether the same workload is scheduled identically under a token budget that it never fills."""
+    traces = []
+    for budget in (4096, 65_536):
+        fleet = Fleet(Scheduler(), trace=[])
+        fleet.attach(replica_spec(max_step_tokens=budget, num_device_blocks=400, num_host_blocks=200), COSTS)
+        closed_loop(fleet, 16, 100, 100, 60)
+        traces.append(fleet.trace)
+    assert traces[0] is not None
+    return {"identical": traces[0] == traces[1], "num_plans": len(traces[0])}
+
+
+def distinct_prompts(num_prompts: int = 20_000) -> Figures:
+    """Memory of the core and time of a request after some and after many distinct prompts."""
+    fleet = Fleet(Scheduler())
+    fleet.attach(replica_spec(num_device_blocks=2_000, num_host_blocks=4_000, num_slots=8), COSTS)
+    figures: Figures = {}
+    tracemalloc.start()
+    begin = time.thread_time()
+    for number in range(1, num_prompts + 1):
+        fleet.submit(request(number, [number, *range(63)], 2))
+        fleet.run()
+        fleet.lives.clear()
+        if number in (num_prompts // 2, num_prompts):
+            took = (time.thread_time() - begin) / (num_prompts // 2)
+            begin = time.thread_time()
+            held = tracemalloc.get_traced_memory()[0]
+            figures[str(number)] = {"held_bytes": held, "ms_per_request": round(took * 1e3, 3)}
+    tracemalloc.stop()
+    return figures
+
+
+SECTIONS: dict[str, Callable[[], Figures]] = {
+    "steady decode, ms per step": steady_decode,
+    "ms per step against waiting": against_waiting,
+    "ms per step against blocks": against_pool,
+    "32k-token prefix": long_prefix,
+    "memory per sequence": memory,
+    "100 replicas, 10,000 live": hundred_replicas,
+    "KV pressure": kv_pressure,
+    "two tenants, 10 : 1": fairness,
+    "prefix savings": prefix_saving,
+    "a budget never filled": unfilled_budget,
+    "distinct prompts": distinct_prompts,
+}
+
+
+def vllm_figures(python: str) -> Figures:
+    """vLLM's Scheduler in its own interpreter, the same steady decode."""
+    script = Path(__file__).parent / "vllm_scheduler.py"
+    done = subprocess.run([python, str(script)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        return {"error": done.stderr.strip().splitlines()[-1:]}
+    figures: Figures = json.loads(done.stdout.strip().splitlines()[-1])
+    return figures
+
+
+def main() -> None:
+    """Runs the sections asked for and prints them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--only", help="run the sections whose name contains this")
+    parser.add_argument("--vllm-python", help="interpreter with vllm, for the comparison")
+    options = parser.parse_args()
+    figures: dict[str, Figures] = {}
+    for name, section in SECTIONS.items():
+        if options.only is None or options.only in name:
+            figures[name] = section()
+            print(f"{name}: {json.dumps(figures[name])}", flush=True)
+    if options.vllm_python:
+        figures["vllm steady decode, ms per step"] = vllm_figures(options.vllm_python)
+        print(f"vllm: {json.dumps(figures['vllm steady decode, ms per step'])}")
+    if options.json is not None:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
