@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from octavo.commands.command_line import ServeConfig
 from octavo.commands.services import say_cause
 from octavo.logs import setup_logging
 from octavo.machine import usable_cpus
-from octavo.options import OptionError, from_args, to_arguments
+from octavo.options import OptionError, differences, from_args, to_arguments
 from octavo.ports import free_port
 from octavo.stack import readiness
 from octavo.stack.console import Console, progress_bar
@@ -24,6 +25,8 @@ from octavo.stack.supervisor import ChildSpec, Supervisor
 from router.config import RouterConfig
 from scheduler_svc.config import SchedulerConfig
 from worker_svc.config import WorkerConfig
+
+_LOG = logging.getLogger(__name__)
 
 DEMO_PROMPT = "In two sentences: why is the sky blue?"
 
@@ -48,6 +51,8 @@ def serve(words: Sequence[str]) -> int:
     except OptionError as error:
         command_line.refuse("octavo serve", [str(error)])
     setup_logging("serve", stack.router.log_level)
+    for line in differences(stack.serve):  # each child prints its own
+        _LOG.info("option %s", line)
     try:
         # Before the internal port is chosen nothing of ours listens, so a port in use is somebody else's.
         preflight.check_stack(stack.router, stack.worker)
