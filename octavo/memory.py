@@ -143,6 +143,8 @@ class KvRequest:
     num_kv_blocks: int | None = None
     kv_cache_memory: int | None = None
     kv_memory_fraction: float = 0.5
+    # Of the second tier, which is set aside before the pool gets its share.
+    host_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -193,10 +195,11 @@ class MemoryPrediction:
     weight_bytes: int
     kv_bytes: int
     workspace_bytes: int
+    host_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
-        return self.runtime_bytes + self.weight_bytes + self.kv_bytes + self.workspace_bytes
+        return self.runtime_bytes + self.weight_bytes + self.kv_bytes + self.workspace_bytes + self.host_bytes
 
 
 def predict(
@@ -210,9 +213,9 @@ def predict(
     """Memory of a worker for this model, and the KV pool it gets, where `free_bytes` are free before it starts."""
     weights = shape.weight_bytes(dtype, cpu_flags) + shape.rope_bytes(request.max_model_len)
     workspace = shape.workspace_bytes(request.max_num_seqs, max_num_batched_tokens, dtype)
-    left = free_bytes - RUNTIME_BYTES - weights - workspace
+    left = free_bytes - RUNTIME_BYTES - weights - workspace - request.host_bytes
     pool = size_kv_pool(request, shape.kv_block_bytes(request.block_size, dtype), left)
-    return MemoryPrediction(RUNTIME_BYTES, weights, pool.num_bytes, workspace), pool
+    return MemoryPrediction(RUNTIME_BYTES, weights, pool.num_bytes, workspace, request.host_bytes), pool
 
 
 def resolve_dtype(requested: str, checkpoint_dtype: str | None, cpu_flags: frozenset[str]) -> str:

@@ -79,7 +79,7 @@ def size_memory(
         kv_cache_memory=config.kv_cache_memory,
         kv_memory_fraction=config.kv_memory_fraction,
     )
-    free = machine.free_memory_bytes - workspace
+    free = machine.free_memory_bytes - workspace - config.swap_bytes
     pool = size_kv_pool(request, shape.kv_block_bytes(config.block_size, dtype), free)
     if pool.num_blocks < 1:
         raise StartError(

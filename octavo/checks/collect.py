@@ -43,6 +43,7 @@ class KvOptions:
     num_kv_blocks: int | None
     kv_cache_memory: int | None
     kv_memory_fraction: float
+    host_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,7 @@ def _read(request: ModelRequest, directory: str, shape: ModelShape, dtype: str, 
         num_kv_blocks=request.kv.num_kv_blocks,
         kv_cache_memory=request.kv.kv_cache_memory,
         kv_memory_fraction=request.kv.kv_memory_fraction,
+        host_bytes=request.kv.host_bytes,
     )
     memory, pool = predict(
         shape, dtype, kv, request.max_num_batched_tokens, machine.free_memory_bytes, machine.cpu_flags

@@ -16,6 +16,8 @@ def memory_fits(facts: Facts) -> Finding | None:
         f"KV cache {format_bytes(need.kv_bytes)}, workspace {format_bytes(need.workspace_bytes)}, "
         f"runtime {format_bytes(need.runtime_bytes)}"
     )
+    if need.host_bytes:
+        measured += f", host tier {format_bytes(need.host_bytes)} (--swap-space)"
     limit = f"{format_bytes(free)} free, {format_bytes(others)} held by other processes"
     if need.total_bytes <= free:
         return Finding("memory", Severity.OK, measured, limit)

@@ -93,6 +93,7 @@ def model_request(config: WorkerConfig) -> collect.ModelRequest:
             config.num_kv_blocks,
             config.kv_cache_memory,
             config.kv_memory_fraction,
+            config.swap_bytes,
         ),
     )
 

@@ -135,3 +135,10 @@ def test_the_precision_comes_with_its_reason() -> None:
     assert dtype_reason("float16", None, NO_FLAGS) == "as given"
     assert dtype_reason("auto", "float16", NO_FLAGS) == "the checkpoint's"
     assert "no bf16 instructions" in dtype_reason("auto", None, NO_FLAGS)
+
+
+def test_the_host_tier_is_set_aside_before_the_pool_gets_its_share() -> None:
+    alone, pool = predict(SMOL, "float32", REQUEST, 512, 4 * GIB, NO_FLAGS)
+    memory, smaller = predict(SMOL, "float32", replace(REQUEST, host_bytes=GIB), 512, 4 * GIB, NO_FLAGS)
+    assert pool.num_bytes - smaller.num_bytes == pytest.approx(GIB / 2, rel=0.01)
+    assert memory.total_bytes - alone.total_bytes == pytest.approx(GIB / 2, rel=0.01)
