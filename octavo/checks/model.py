@@ -11,7 +11,7 @@ _SHOWN_PROBLEMS = 5
 def model_found(facts: Facts) -> Finding | None:
     if facts.model is None:
         return None
-    limit = "a directory, a .gguf file, or a name that resolves to one"
+    limit = "MODEL must lead to files"
     if facts.model.missing is None:
         return Finding("model-found", Severity.OK, facts.model.directory or facts.model.name, limit)
     remedy = "Check the spelling and the path of MODEL"
@@ -23,15 +23,15 @@ def model_files(facts: Facts) -> Finding | None:
         return None
     problems = facts.model.file_problems
     if not problems:
-        return Finding("model-files", Severity.OK, "whole", "every file present and complete")
+        return Finding("model-files", Severity.OK, "whole", "every file must be whole, of a model that can be served")
     shown = "; ".join(problems[:_SHOWN_PROBLEMS])
     more = len(problems) - _SHOWN_PROBLEMS
     return Finding(
         "model-files",
         Severity.FAILURE,
         shown + (f"; and {more} more" if more > 0 else ""),
-        "every file present and complete",
-        f"Fetch the named files again into {facts.model.directory}",
+        "every file must be whole, of a model that can be served",
+        f"Mend or replace what is named in {facts.model.directory}",
     )
 
 
@@ -88,7 +88,7 @@ CHECKS = (
         "cpu-precision",
         "The CPU computes in the model's precision",
         "Only a warning: a CPU without bf16 or fp16 instructions converts on the way and is slower. "
-        "`--dtype float32` needs twice the memory and is likely to be faster there.",
+        "`--dtype float32` needs up to twice the memory and is likely to be faster there.",
         cpu_precision,
         processes=("worker",),
     ),
