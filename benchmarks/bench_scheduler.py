@@ -1,9 +1,9 @@
 """Times the scheduler core and checks, in virtual time, what its policies promise. `--json FILE` writes the figures.
 
-Timed: real time of `plan` and `complete` in steady decode, against the number of rows, of waiting sequences and of blocks;
-the lookup of a long prefix; memory per sequence; a fleet of 100 replicas in one process. Simulated: fairness, KV pressure,
-prefix savings, and that a budget nobody fills changes nothing. With `--vllm-python PATH` (an interpreter that has vllm)
-the steady decode of vLLM's own Scheduler class is timed beside ours.
+Timed, in CPU time: `plan` and `complete` in steady decode, against the number of rows, of waiting sequences and of
+blocks; the lookup of a long prefix; a fleet of 100 replicas in one process. Counted: memory per sequence. Simulated:
+fairness, KV pressure, ways to preempt, prefix savings, and that a budget nobody fills changes nothing. With
+`--vllm-python PATH` (an interpreter that has vllm) vLLM's own Scheduler class is timed beside ours.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from random import Random
 
 from benchmarks.scheduler_fleet import Costs, Fleet, replica_spec, request
-from scheduler_svc.core.limits import CoreLimits, SchedulingPolicy
+from scheduler_svc.core.limits import CoreLimits, PreemptionMode, SchedulingPolicy
 from scheduler_svc.core.plan import StepPlan, StepResult
 from scheduler_svc.core.scheduler import Scheduler
 
@@ -216,6 +216,39 @@ def kv_pressure() -> Figures:
     return {**figures, "ratio": round(rates["twenty, KV for ten"] / rates["ten, ample"], 3)}
 
 
+def displaced(mode: PreemptionMode, copy_ns: int) -> Fleet:
+    """Long work, every second displaced from a pool that it fills by a burst of better work."""
+    fleet = Fleet(Scheduler(CoreLimits(preemption_mode=mode)))
+    fleet.attach(replica_spec(num_device_blocks=400, num_host_blocks=4_000, num_slots=16), Costs(copy_ns=copy_ns))
+    random = Random(4)
+    for number in range(10):
+        fleet.submit(request(number + 1, [random.randrange(50_000) for _ in range(512)], 400, priority=1))
+    fleet.plan_all()
+    bursts = 0
+    while fleet.step() or fleet.core.sequences:
+        if fleet.now > bursts * 1_000_000_000 and bursts < 60:
+            bursts += 1
+            for number in range(5):
+                prompt = [random.randrange(50_000) for _ in range(400)]
+                fleet.submit(request(bursts * 1000 + number, prompt, 8))
+            fleet.plan_all()
+    return fleet
+
+
+def preemption_modes() -> Figures:
+    """Output tokens per virtual second where better work keeps displacing, with cheap and with dear copies."""
+    figures: Figures = {}
+    for name, copy_ns in (("cheap copies", 100_000), ("dear copies", 20_000_000)):
+        rates = {}
+        for mode in PreemptionMode:
+            fleet = displaced(mode, copy_ns)
+            rates[mode.value] = round(fleet.num_output_tokens / (fleet.now / 1e9), 1)
+        best = max(rates["swap"], rates["recompute"])
+        num_preemptions = fleet.core.statistics().replicas[0].num_preemptions
+        figures[name] = {**rates, "auto : best": round(rates["auto"] / best, 3), "preemptions": num_preemptions}
+    return figures
+
+
 def fairness() -> Figures:
     """Served tokens of two tenants, of which one sends ten times more, equal weights, while both wait."""
     fleet = Fleet(Scheduler(CoreLimits(policy=SchedulingPolicy.FAIR, **UNBOUNDED)))  # type: ignore[arg-type]
@@ -296,6 +329,7 @@ SECTIONS: dict[str, Callable[[], Figures]] = {
     "memory per sequence": memory,
     "100 replicas, 10,000 live": hundred_replicas,
     "KV pressure": kv_pressure,
+    "ways to preempt": preemption_modes,
     "two tenants, 10 : 1": fairness,
     "prefix savings": prefix_saving,
     "a budget never filled": unfilled_budget,
@@ -303,10 +337,10 @@ SECTIONS: dict[str, Callable[[], Figures]] = {
 }
 
 
-def vllm_figures(python: str) -> Figures:
+def vllm_figures(python: str, model: str) -> Figures:
     """vLLM's Scheduler in its own interpreter, the same steady decode."""
     script = Path(__file__).parent / "vllm_scheduler.py"
-    done = subprocess.run([python, str(script)], capture_output=True, text=True, check=False)
+    done = subprocess.run([python, str(script), model], capture_output=True, text=True, check=False)
     if done.returncode:
         return {"error": done.stderr.strip().splitlines()[-1:]}
     figures: Figures = json.loads(done.stdout.strip().splitlines()[-1])
@@ -319,6 +353,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--only", help="run the sections whose name contains this")
     parser.add_argument("--vllm-python", help="interpreter with vllm, for the comparison")
+    parser.add_argument("--vllm-model", default=".", help="directory of a model that vllm can read the config of")
     options = parser.parse_args()
     figures: dict[str, Figures] = {}
     for name, section in SECTIONS.items():
@@ -326,7 +361,7 @@ def main() -> None:
             figures[name] = section()
             print(f"{name}: {json.dumps(figures[name])}", flush=True)
     if options.vllm_python:
-        figures["vllm steady decode, ms per step"] = vllm_figures(options.vllm_python)
+        figures["vllm steady decode, ms per step"] = vllm_figures(options.vllm_python, options.vllm_model)
         print(f"vllm: {json.dumps(figures['vllm steady decode, ms per step'])}")
     if options.json is not None:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")

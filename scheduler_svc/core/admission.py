@@ -54,7 +54,7 @@ class Admissions:
             return Limit.DRAINING if queue else Limit.NOTHING_WAITING
         seen: set[Sequence] = set()
         blocked: list[Sequence] = []  # wait for blocks or rows and go before those looked at later
-        limit = Limit.NOTHING_WAITING
+        limit, obstacles = Limit.NOTHING_WAITING, set[Limit]()
         while len(seen) < _WINDOW and all(other.num_overtakes < self._max_overtakes for other in blocked):
             if replica.blocked_at is not None and replica.blocked_at[1] == _state(queue, replica):
                 return replica.blocked_at[0]
@@ -77,9 +77,11 @@ class Admissions:
             limit = obstacle
             if obstacle is Limit.LEADER:
                 seen.discard(sequence)
+                continue
+            obstacles.add(obstacle)
             if obstacle in (Limit.BLOCKS, Limit.GROWTH, Limit.SUSPECTS):
                 blocked.append(sequence)
-        if blocked and limit in (Limit.BLOCKS, Limit.GROWTH) and len(others) == 1:
+        if obstacles and obstacles <= {Limit.BLOCKS, Limit.GROWTH}:
             replica.blocked_at = (limit, _state(queue, replica))
         return limit
 

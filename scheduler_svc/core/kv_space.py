@@ -15,6 +15,12 @@ from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.prefix_cache import PrefixCache, PrefixChain
 from scheduler_svc.core.sequence import Sequence
 
+_LOOK_AHEAD = 32
+"""Blocks that are hashed at once while a prefix is looked up; those after its end are needed soon."""
+
+
+_PROBE_EVERY = 256
+
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
@@ -34,7 +40,17 @@ class Prefix:
 class KvSpace:
     """Blocks of one replica."""
 
-    __slots__ = ("_demotable", "block_size", "cache", "caching", "fingerprint", "host", "pool")
+    __slots__ = (
+        "_demotable",
+        "_num_skipped",
+        "block_size",
+        "cache",
+        "caching",
+        "copies_pay",
+        "fingerprint",
+        "host",
+        "pool",
+    )
 
     def __init__(
         self, fingerprint: str, block_size: int, num_blocks: int, caching: bool, num_host_blocks: int = 0
@@ -45,6 +61,9 @@ class KvSpace:
         self.pool = BlockPool(num_blocks)
         self.cache = PrefixCache()
         self.host = HostTier(num_host_blocks) if num_host_blocks and caching else None
+        self.copies_pay = True
+        """Whether copying a block to the host and back takes less time than computing it again (replica)."""
+        self._num_skipped = 0  # demotions left out because they do not pay
         self._demotable = [True] * num_blocks  # False: what an idle block holds is cheaper to compute again
 
     def num_blocks_for(self, num_tokens: int) -> int:
@@ -89,12 +108,14 @@ class KvSpace:
         chain, token_ids, device, host = self.chain_of(sequence), sequence.token_ids, prefix.device, self.host
         find, digests = self.cache.find, chain.digests
         for index in range(num_usable):
-            digest = digests[index] if index < len(digests) else chain.digest(token_ids, index)
+            if index == len(digests):
+                chain.extend(token_ids, min(num_usable, index + _LOOK_AHEAD))
+            digest = digests[index]
             block = find(digest)
             if block is not None:
                 device.append(block)
                 continue
-            host_block = host.find(digest) if host is not None else None
+            host_block = host.find(digest) if host is not None and self.copies_pay else None
             if host_block is None:
                 break
             prefix.host[index] = host_block
@@ -217,8 +238,15 @@ class KvSpace:
         block = self.pool.take()
         digest = self.cache.digest_of(block)
         if digest is not None:
-            if self.host is not None and self._demotable[block]:
+            if self.host is not None and self._demotable[block] and self._is_worth_copying():
                 self.host.demote(digest, block)
             self.cache.forget(block)
         self._demotable[block] = True
         return block
+
+    def _is_worth_copying(self) -> bool:
+        """While copies do not pay one in `_PROBE_EVERY` is made all the same, so that it is noticed when they do."""
+        if self.copies_pay:
+            return True
+        self._num_skipped += 1
+        return self._num_skipped % _PROBE_EVERY == 0

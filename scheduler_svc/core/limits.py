@@ -33,7 +33,8 @@ class PreemptionMode(enum.Enum):
     SWAP = "swap"
     """Those which are reused are copied to the host first, and back when the sequence goes on."""
     AUTO = "auto"
-    """Whichever took less time by the replica's own steps so far; SWAP until a copy was measured."""
+    """Whichever takes less time by the replica's own steps so far; SWAP until a copy was measured. Nor is a cached
+    block copied to the host, or back, where computing it again takes less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +66,9 @@ class CoreLimits:
     policy: SchedulingPolicy = SchedulingPolicy.PRIORITY
     """Who goes first."""
     aging_ns: int = 60 * SECOND_NS
-    """The wait that is worth one step of priority, and the head start a deadline can give among equals. One that
-    arrived at t with priority p goes before whatever arrives after t + (p - q + 1) * aging_ns with a priority q >= its
-    own best competitor's: no stream of newcomers holds it back longer."""
+    """The wait that is worth one step of priority, and the most a deadline is worth among equals. A sequence of
+    priority p accepted at t goes before every one of priority q that is accepted later than t + (p - q + 1) *
+    aging_ns: newcomers cannot hold it back any longer. FCFS knows no aging, and needs none."""
     tenant_weights: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """FAIR: shares of the tenants, relative to one another; a tenant that is not named has 1."""
     preemption_mode: PreemptionMode = PreemptionMode.AUTO

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from scheduler_svc.core import suspects
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.sequence import Sequence
 
@@ -74,6 +75,8 @@ class Placement:
         if promise is None or promise.replica is replica or promise.replica.is_draining:
             return False
         other = promise.replica
+        if other.growth.is_on or other.rows.suspects or sequence.suspect_bound is not None:
+            return False
         num_rows = len(other.rows.running) + self._num_rows[other.spec.replica_id]
         num_new = other.kv.num_blocks_for(len(sequence.token_ids) - promise.num_cached)
         if num_rows > other.max_running or num_new > other.kv.pool.num_idle:
@@ -82,9 +85,11 @@ class Placement:
         return promise.num_cached - (self._load(other) - promise.num_tokens) > score
 
     def _num_cached_tokens(self, replica: Replica, sequence: Sequence) -> int | None:
-        """Tokens that the replica has or computes; None if it has no blocks for the others."""
+        """Tokens that the replica has or computes; None if there is something that keeps the sequence out."""
+        if not suspects.may_enter(replica.rows, sequence):
+            return None
         found = replica.kv.find_prefix(sequence)
-        if replica.kv.num_missing_blocks(sequence, found) > 0:
+        if replica.kv.num_missing_blocks(sequence, found) > 0 or not replica.has_growth_room(sequence, found):
             return None
         leader = replica.rows.in_flight.leader(sequence, found)
         return (found.num_blocks if leader is None else leader[1]) * replica.spec.block_size

@@ -35,16 +35,18 @@ def num_freed_blocks(victims: list[Sequence], prefix: Prefix, kv: KvSpace) -> in
     return sum(1 for block, num in held.items() if num == kv.pool.holds[block] and block not in wanted)
 
 
-def choose_mode(wanted: PreemptionMode, kv: KvSpace, rates: StepRates, victim: Sequence) -> PreemptionMode:
+def choose_mode(wanted: PreemptionMode, kv: KvSpace, rates: StepRates) -> PreemptionMode:
     """What becomes of a victim's blocks: RECOMPUTE or SWAP.
 
-    AUTO compares the time of copying its findable blocks out and back with that of computing their tokens again.
+    AUTO compares bytes to copy with tokens to compute; both grow with the blocks, so one block decides.
     """
     if kv.host is None or wanted is PreemptionMode.RECOMPUTE:
         return PreemptionMode.RECOMPUTE
-    if wanted is PreemptionMode.SWAP or rates.copy_ns is None or rates.token_ns is None:
-        return PreemptionMode.SWAP
-    num_blocks = sum(1 for block in victim.block_ids[: victim.num_hashed_blocks] if kv.pool.holds[block] == 1)
-    swap_ns = 2 * num_blocks * rates.copy_ns
-    compute_ns = num_blocks * kv.block_size * rates.token_ns
-    return PreemptionMode.SWAP if swap_ns <= compute_ns else PreemptionMode.RECOMPUTE
+    return PreemptionMode.SWAP if copies_pay(wanted, kv.block_size, rates) else PreemptionMode.RECOMPUTE
+
+
+def copies_pay(wanted: PreemptionMode, block_size: int, rates: StepRates) -> bool:
+    """AUTO: whether copying a block out and back takes no longer than computing its tokens; else, or unknown: true."""
+    if wanted is not PreemptionMode.AUTO or rates.copy_ns is None or rates.token_ns is None:
+        return True
+    return 2 * rates.copy_ns <= block_size * rates.token_ns

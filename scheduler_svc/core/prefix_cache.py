@@ -40,16 +40,25 @@ class PrefixChain:
 
     def digest(self, token_ids: array[int], index: int) -> bytes:
         """Digest of block `index`, which must be full. `token_ids` are the sequence's; known ones never change."""
-        digests = self.digests
-        for block in range(len(digests), index + 1):
-            tokens = token_ids[block * self.block_size : (block + 1) * self.block_size]
-            if len(tokens) < self.block_size:
-                raise IndexError(f"block {block} is not full: {len(token_ids)} tokens of {self.block_size} a block")
-            if sys.byteorder == "big":
-                tokens.byteswap()
-            parent = digests[-1] if digests else self.root
-            digests.append(blake2b(parent + tokens.tobytes(), digest_size=_DIGEST_BYTES).digest())
-        return digests[index]
+        if index >= len(self.digests):
+            self.extend(token_ids, index + 1)
+        return self.digests[index]
+
+    def extend(self, token_ids: array[int], num_blocks: int) -> None:
+        """Makes the digests of so many blocks. Raises IndexError, naming the block, if one of them is not full."""
+        digests, size = self.digests, self.block_size
+        first = len(digests)
+        if num_blocks * size > len(token_ids):
+            block = max(first, len(token_ids) // size)
+            raise IndexError(f"block {block} is not full: {len(token_ids)} tokens of {size} a block")
+        tokens = token_ids[first * size : num_blocks * size]
+        if sys.byteorder == "big":
+            tokens.byteswap()
+        data, step = tokens.tobytes(), size * tokens.itemsize
+        parent = digests[-1] if digests else self.root
+        for start in range(0, len(data), step):
+            parent = blake2b(parent + data[start : start + step], digest_size=_DIGEST_BYTES).digest()
+            digests.append(parent)
 
 
 class PrefixCache:

@@ -15,7 +15,7 @@ from scheduler_svc.core.growth import Growth
 from scheduler_svc.core.kv_space import Prefix
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import Admission, Limit, StepPlan, StepResult
-from scheduler_svc.core.preemption import choose_mode
+from scheduler_svc.core.preemption import choose_mode, copies_pay
 from scheduler_svc.core.rates import StepRates, prefill_cap
 from scheduler_svc.core.rows import Rows
 from scheduler_svc.core.sequence import Sequence, State
@@ -23,6 +23,8 @@ from scheduler_svc.core.step import Answer, Eviction, StepDraft, UnansweredPlan,
 from scheduler_svc.core.types import ReplicaSpec, ResultMismatch
 
 _rank = attrgetter("rank")
+_MANY_COPIES = 20
+"""A step of whose time copies take more than one such part says nothing of what tokens cost."""
 
 
 class Replica:
@@ -148,7 +150,7 @@ class Replica:
         """Takes a sequence off the replica; if unanswered plans hold rows of it, it settles, else it may wait."""
         draft.drop(victim)
         num_blocks = len(victim.block_ids)
-        mode = choose_mode(self._limits.preemption_mode, self.kv, self.rates, victim)
+        mode = choose_mode(self._limits.preemption_mode, self.kv, self.rates)
         self.rows.evict(victim, mode)
         self.counters.preemptions[mode.value] += 1
         draft.evictions.append(Eviction(victim, reason, num_blocks, mode))
@@ -256,8 +258,11 @@ class Replica:
         self.rows.unanswered.popleft()
         self.rows.load_tokens = None
         self.counters.note_step(plan.num_tokens, len(result.token_ids))
-        self.rates.note(len(plan.rows), plan.num_tokens, result.duration_ns)
-        self.rates.note_copies(plan.num_copies, result.copy_ns)
+        if result.copy_ns * _MANY_COPIES <= result.duration_ns:
+            self.rates.note(len(plan.rows), plan.num_tokens, result.duration_ns)
+        if plan.num_copies and result.copy_ns:
+            self.rates.note_copies(plan.num_copies, result.copy_ns)
+            self.kv.copies_pay = copies_pay(self._limits.preemption_mode, self.spec.block_size, self.rates)
         answer = take_answer(self.rows, plan, result)
         for sequence, _ in answer.finished:
             self.growth.note_finish(sequence.num_output_tokens)

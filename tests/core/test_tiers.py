@@ -142,3 +142,30 @@ def test_without_host_blocks_every_preemption_recomputes() -> None:
 def test_swap_without_prefix_caching_is_refused() -> None:
     with pytest.raises(ValueError, match="preemption_mode is swap"):
         CoreLimits(preemption_mode=PreemptionMode.SWAP, enable_prefix_caching=False)
+
+
+def test_cached_blocks_are_not_copied_where_computing_them_is_quicker() -> None:
+    house = house_of(num_device_blocks=8)
+    house.replicas[1].copy_ns, house.replicas[1].token_ns = 1_000_000, 10
+    for start in range(0, 4000, 100):
+        house.submit([start % 47, *range(start, start + 26)], max_tokens=3)
+        house.drain()
+    assert load(house).num_demoted_blocks < 30  # of some 230 that were evicted
+
+
+def test_copies_are_tried_again_now_and_then() -> None:
+    house = house_of(num_device_blocks=8, num_host_blocks=2000)
+    replica = house.replicas[1]
+    replica.copy_ns, replica.token_ns = 1_000_000, 100_000
+    for n in range(3):
+        run_one(house, [n] * 27)
+    house.scheduler.replicas[1].kv.copies_pay = False  # as one slow copy may make it seem
+    replica.copy_ns = 10
+    before = load(house).num_demoted_blocks
+    for n in range(1500):
+        house.checks_laws = n % 100 == 0
+        run_one(house, [n % 46, n % 45, n % 44, n % 43] * 6)
+        if house.scheduler.replicas[1].kv.copies_pay:
+            break
+    assert load(house).num_demoted_blocks > before
+    assert house.scheduler.replicas[1].kv.copies_pay
