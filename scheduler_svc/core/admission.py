@@ -97,6 +97,7 @@ class Admissions:
         if found is not None and sequence.suspect_bound is None and self._order.may_follow(sequence, found[0]):
             self.placement.forget(sequence)
             self._room.follow(sequence, *found)
+            draft.follows.append((sequence, *found))
             return Limit.LEADER
         if not suspects.may_enter(replica.rows, sequence):
             return Limit.SUSPECTS

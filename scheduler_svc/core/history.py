@@ -20,7 +20,7 @@ class Decision:
     at_ns: int
     """When, by the clock of the core's inputs."""
     what: str
-    """"queued", "follows", "leads on", "scheduled", "preempted", "updated" or how it ended."""
+    """"queued", "follows", "scheduled", "preempted", "updated" or how it ended."""
     reason: str
     """Why, for people."""
     replica_id: int | None = None

@@ -96,6 +96,10 @@ class WaitingRoom:
             retry_after_ns = self.pace(request.model).retry_after_ns(0, num_over, now)
             raise _queue_full(f"waiting tokens{whose}", value, limit, retry_after_ns)
 
+    def is_expected(self, request: Request) -> bool:
+        """Whether a place is kept for it, since the first of its group was accepted on behalf of all."""
+        return request.attempt == 1 and _group(request) in self._reserved
+
     def reserve(self, request: Request) -> None:
         """Takes note that a member of a group came, the first one on behalf of all."""
         if request.group_size == 1 or request.attempt > 1:

@@ -87,7 +87,7 @@ class Scheduler:
             return [Finished(request.sequence_id, len(request.prior_token_ids), FinishReason.LENGTH)]
         self.room.check(request, now)
         sequence = new_sequence(request, now, next(self._tickets), self.order)
-        if request.deadline_ns is not None:
+        if request.deadline_ns is not None and not self.room.is_expected(request):
             self.fleet.check_deadline(sequence, self.room, now)
         self.ledger.open(sequence, now)
         return [self.ledger.place(sequence, now)] if request.queue_events else []
@@ -146,10 +146,9 @@ class Scheduler:
         return events
 
     def drain(self, replica_id: int, now: int) -> list[Event]:
-        """The replica takes no more sequences: what waits for it goes elsewhere, what runs there goes on to its end.
+        """The replica takes no more sequences: what waits goes elsewhere, what runs there goes on until none is left.
 
-        It is drained when `statistics` counts nothing running there. Call `plan` for the other replicas of its model.
-        Raises IllegalTransition if the id is not attached.
+        Call `plan` for the other replicas of its model. Raises IllegalTransition if the id is not attached.
         """
         del now
         replica = self.fleet.replica(replica_id)
@@ -270,6 +269,9 @@ class Scheduler:
     def _plan_events(self, replica: Replica, draft: StepDraft, now: int) -> list[Event]:
         events: list[Event] = [self._finished(sequence, FinishReason.LENGTH, now) for sequence in draft.outgrown]
         replica_id = replica.spec.replica_id
+        for follower, leader, num_blocks in draft.follows:
+            reason = f"sequence {leader.sequence_id} computes the {num_blocks} blocks that they share"
+            self.ledger.note(follower, Decision(now, "follows", reason, replica_id))
         for eviction in draft.evictions:
             sequence, num_blocks = eviction.sequence, eviction.num_blocks
             sequence.queued_at_ns = now

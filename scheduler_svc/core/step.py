@@ -60,6 +60,8 @@ class StepDraft:
     evictions: list[Eviction] = field(default_factory=list)
     outgrown: list[Sequence] = field(default_factory=list)
     """Sequences that need more blocks than there are; no plan holds a row of them any more."""
+    follows: list[tuple[Sequence, Sequence, int]] = field(default_factory=list)
+    """Waiting sequences that follow from now on, with leader and blocks in common."""
     num_requeued: int = 0
     """Evictions, from the first, of which the waiting room knows."""
     was_cut_short: bool = False

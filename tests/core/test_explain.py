@@ -57,6 +57,7 @@ def test_a_follower_names_its_leader() -> None:
     told = house.scheduler.explain(2)
     assert told is not None
     assert told.waits_for == "sequence 1, which computes the 4 blocks that they share"
+    assert told.decisions[-1].what == "follows"
 
 
 def test_histories_are_bounded() -> None:

@@ -56,6 +56,21 @@ def test_promises_to_a_draining_replica_are_void() -> None:
     assert replicas_of(stream) == [1]
 
 
+def test_an_idle_replica_does_not_leave_work_to_one_that_keeps_room() -> None:
+    house = House()
+    house.attach(spec(1, num_device_blocks=12, num_slots=8, max_step_tokens=64))
+    shared = list(range(8))
+    for n in range(5):
+        house.submit([*shared, n, n, n], max_tokens=20)
+    while not house.scheduler.replicas[1].growth.is_on:
+        house.step(1)
+    stream = house.submit([*shared, 30], max_tokens=20)
+    house.attach(spec(2, num_device_blocks=12, num_slots=8, max_step_tokens=64))
+    for _ in range(3):
+        house.step(2)
+    assert replicas_of(stream) == [2]
+
+
 def test_draining_what_is_not_attached_is_an_error() -> None:
     with pytest.raises(IllegalTransition, match="not attached"):
         House().scheduler.drain(1, 0)

@@ -134,6 +134,21 @@ def test_one_that_would_miss_its_deadline_is_refused_by_the_backlog() -> None:
     house.submit([1, 2], deadline_ns=5 * interval, priority=-1)  # goes before the others
 
 
+def test_a_group_is_not_torn_apart_by_its_deadline() -> None:
+    house = one_by_one()
+    for n in range(12):
+        house.submit([n, n], max_tokens=2)
+        for _ in range(3):
+            house.step()
+    house.submit([7], max_tokens=50)
+    house.step()
+    interval = house.scheduler.statistics().start_interval_ns["model"]
+    for n in range(6):  # the later ones alone would be refused
+        house.submit([n, 3], max_tokens=2, deadline_ns=2 * interval, group_id="g", group_size=6)
+    with pytest.raises(Refused, match="deadline"):
+        house.submit([9, 3], max_tokens=2, deadline_ns=2 * interval)
+
+
 def test_an_expired_request_is_refused_also_when_resumed() -> None:
     house = House()
     house.attach(spec())
