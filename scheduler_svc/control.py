@@ -1,4 +1,4 @@
-"""ControlService on gRPC: what operators and tests may see and do. Knows the engine's public questions alone."""
+"""ControlService on gRPC: what operators and tests may see and do. Knows statuses; names are the operators' part."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import grpc
 
 from octavo.internal.v1 import scheduler_pb2 as pb
 from octavo.internal.v1 import scheduler_pb2_grpc as pb_grpc
-from scheduler_svc.control_wire import explanation_to_wire
-from scheduler_svc.engine import Call, Engine
+from scheduler_svc.engine import Engine
+from scheduler_svc.operators import Operators, Unknown
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -19,64 +19,57 @@ _PIECE_BYTES = 1 << 20
 
 
 class ControlService(pb_grpc.ControlServiceServicer):
-    """Looks in, and does by name what the core offers by id."""
+    """One coroutine a call."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self._operators = Operators(engine)
 
     async def ListReplicas(self, request: pb.ListReplicasRequest, context: _Context) -> pb.ListReplicasResponse:
-        return pb.ListReplicasResponse(replicas=self._engine.replicas())
+        return pb.ListReplicasResponse(replicas=self._operators.load().replicas)
 
     async def ResetPrefixCache(
         self, request: pb.ResetPrefixCacheRequest, context: _Context
     ) -> pb.ResetPrefixCacheResponse:
-        return pb.ResetPrefixCacheResponse(num_blocks=self._engine.reset_prefix_cache())
+        return pb.ResetPrefixCacheResponse(num_blocks=self._operators.reset_prefix_cache())
 
     async def GetStatistics(self, request: pb.GetStatisticsRequest, context: _Context) -> pb.GetStatisticsResponse:
-        return self._engine.load()
+        return self._operators.load()
 
     async def Explain(self, request: pb.ExplainRequest, context: _Context) -> pb.ExplainResponse:
-        match request.name.WhichOneof("name"):
-            case "request_id":
-                found = self._engine.explain(request.name.request_id, None)
-            case "sequence_id":
-                found = self._engine.explain(None, request.name.sequence_id)
-            case _:
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, _UNNAMED)
-        if not found:
-            await context.abort(
-                grpc.StatusCode.NOT_FOUND, f"{_shown(request.name)} is neither live nor among the latest that ended"
-            )
-        names, now = self._engine.replica_names(), self._engine.now()
-        return pb.ExplainResponse(sequences=[explanation_to_wire(each, names, now) for each in found])
+        await _check_name(request.name, context)
+        try:
+            return pb.ExplainResponse(sequences=self._operators.explain(request.name))
+        except Unknown as unknown:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(unknown))
 
     async def Update(self, request: pb.UpdateRequest, context: _Context) -> pb.UpdateResponse:
+        await _check_name(request.name, context)
         priority = request.priority if request.HasField("priority") else None
         deadline_ns = request.deadline_ns if request.HasField("deadline_ns") else None
         if priority is None and deadline_ns is None:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "neither priority nor deadline_ns is set; set one")
-        calls = await self._live(request.name, context)
-        for call in calls:
-            self._engine.update(call, priority, deadline_ns)
-        return pb.UpdateResponse(sequence_ids=[call.sequence_id for call in calls])
+        try:
+            return pb.UpdateResponse(sequence_ids=self._operators.update(request.name, priority, deadline_ns))
+        except Unknown as unknown:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(unknown))
 
     async def Cancel(self, request: pb.CancelRequest, context: _Context) -> pb.CancelResponse:
-        calls = await self._live(request.name, context)
-        for call in calls:
-            self._engine.cancel_for_operator(call)
-        return pb.CancelResponse(sequence_ids=[call.sequence_id for call in calls])
+        await _check_name(request.name, context)
+        try:
+            return pb.CancelResponse(sequence_ids=self._operators.cancel(request.name))
+        except Unknown as unknown:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(unknown))
 
     async def Drain(self, request: pb.DrainRequest, context: _Context) -> pb.DrainResponse:
         try:
-            num_running = self._engine.drain(request.replica)
-        except KeyError as unknown:
-            await context.abort(grpc.StatusCode.NOT_FOUND, str(unknown.args[0]))
-        return pb.DrainResponse(num_running=num_running)
+            return pb.DrainResponse(num_running=self._operators.drain(request.replica))
+        except Unknown as unknown:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(unknown))
 
     async def DumpRecorder(
         self, request: pb.DumpRecorderRequest, context: _Context
     ) -> AsyncIterator[pb.DumpRecorderResponse]:
-        pieces = self._engine.dump()
+        pieces = self._operators.dump()
         if pieces is None:
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION,
@@ -90,21 +83,7 @@ class ControlService(pb_grpc.ControlServiceServicer):
                 piece.clear()
         yield pb.DumpRecorderResponse(data=bytes(piece))
 
-    async def _live(self, name: pb.SequenceName, context: _Context) -> list[Call]:
-        match name.WhichOneof("name"):
-            case "request_id":
-                calls = self._engine.live_calls(name.request_id)
-            case "sequence_id":
-                calls = self._engine.live_call(name.sequence_id)
-            case _:
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, _UNNAMED)
-        if not calls:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"{_shown(name)} is not live")
-        return calls
 
-
-_UNNAMED = "name is not set; give request_id or sequence_id"
-
-
-def _shown(name: pb.SequenceName) -> str:
-    return f"request {name.request_id!r}" if name.HasField("request_id") else f"sequence {name.sequence_id}"
+async def _check_name(name: pb.SequenceName, context: _Context) -> None:
+    if name.WhichOneof("name") is None:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "name is not set; give request_id or sequence_id")

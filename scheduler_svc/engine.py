@@ -11,73 +11,20 @@ import asyncio
 import itertools
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, ValuesView
 
 from octavo.internal.v1 import scheduler_pb2 as pb
 from octavo.internal.v1 import types_pb2 as types_pb
 from octavo.internal.v1 import worker_pb2 as worker_pb
-from scheduler_svc import control_wire, wire
+from scheduler_svc import wire
 from scheduler_svc.core import laws
-from scheduler_svc.core.history import Explanation
+from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.statistics import Statistics
 from scheduler_svc.core.types import Ended, Event, Finished, Preempted, Request
+from scheduler_svc.parties import Call, Replica, Router, UnknownRouter
 from scheduler_svc.recorder import Recorder
 
 _LOG = logging.getLogger(__name__)
-
-# A replica with an unanswered plan is stalled once its step takes longer than this, and than five times its usual step.
-_STALL_NS = 10_000_000_000
-_STALL_STEPS = 5
-
-
-class UnknownRouter(Exception):
-    """A request names a router that is not registered (any more): it must open Watch first."""
-
-
-@dataclass(frozen=True)
-class Router:
-    """A registered router."""
-
-    router_id: int
-    name: str
-    endpoint: worker_pb.RouterEndpoint
-
-
-@dataclass
-class Replica:
-    """An attached worker: what it said of itself, and what goes to it."""
-
-    replica_id: int
-    hello: worker_pb.Hello
-    outbox: asyncio.Queue[pb.AttachResponse] = field(default_factory=asyncio.Queue)
-    # When each unanswered plan was sent, oldest first.
-    sent_ns: list[int] = field(default_factory=list)
-    usual_step_ns: int = 0
-    stalled: bool = False
-
-    def is_stalled(self, now: int) -> bool:
-        """Whether the oldest unanswered plan has waited too long."""
-        limit = max(_STALL_NS, _STALL_STEPS * self.usual_step_ns)
-        return bool(self.sent_ns) and now - self.sent_ns[0] > limit
-
-    def note_step(self, duration_ns: int, now: int) -> None:
-        """The oldest plan is answered; the next one runs from now on."""
-        del self.sent_ns[0]
-        if self.sent_ns:
-            self.sent_ns[0] = now
-        self.usual_step_ns += (duration_ns - self.usual_step_ns) // 8 if self.usual_step_ns else duration_ns
-
-
-@dataclass
-class Call:
-    """One live sequence: where its events go."""
-
-    sequence_id: int
-    router_id: int
-    request_id: str
-    events: asyncio.Queue[pb.GenerateResponse | wire.EndStatus] = field(default_factory=asyncio.Queue)
 
 
 class Engine:
@@ -94,6 +41,7 @@ class Engine:
         """`core` may be one whose inputs are recorded. `first_router_id` differs from start to start: an id that an
         earlier process gave is nobody's in this one."""
         self._core = core
+        self._scheduler = core.core if isinstance(core, Recorder) else core
         self._clock = clock
         self._check_laws = check_laws
         self._ids = itertools.count(1)
@@ -105,7 +53,46 @@ class Engine:
         self._calls: dict[int, Call] = {}
         self._ended_names: OrderedDict[int, str] = OrderedDict()
         self._watchers: dict[asyncio.Event, None] = {}
-        self._is_planning_due = False
+        self._due: dict[int, None] = {}
+
+    @property
+    def limits(self) -> CoreLimits:
+        """The core's."""
+        return self._scheduler.limits
+
+    @property
+    def core(self) -> Scheduler | Recorder:
+        """The core, for those who look in; what changes it goes through `settle` with its events."""
+        return self._core
+
+    @property
+    def calls(self) -> Mapping[int, Call]:
+        """Of live sequences, by their ids."""
+        return self._calls
+
+    @property
+    def replicas(self) -> Mapping[int, Replica]:
+        """Attached ones, by id."""
+        return self._replicas
+
+    @property
+    def starting(self) -> ValuesView[pb.StartingWorker]:
+        """Workers that have not said Hello."""
+        return self._starting.values()
+
+    @property
+    def num_routers(self) -> int:
+        """Registered ones."""
+        return len(self._routers)
+
+    @property
+    def ended_names(self) -> Mapping[int, str]:
+        """Request ids of the latest sequences that ended, by their ids."""
+        return self._ended_names
+
+    def now(self) -> int:
+        """The clock's time."""
+        return self._clock()
 
     def close(self) -> None:
         """The process ends: every call is told, and watchers are woken to see it."""
@@ -147,80 +134,13 @@ class Engine:
         except BaseException:
             del self._calls[sequence_id]
             raise
-        self._settle(events)
+        self.settle(events)
         return call
 
     def cancel(self, call: Call) -> None:
         """The caller is gone; does nothing for a sequence that has ended."""
         if self._forget_call(call.sequence_id) is not None:
-            self._settle(self._core.cancel(call.sequence_id, self._clock()))
-
-    # What operators do
-
-    def live_calls(self, request_id: str) -> list[Call]:
-        """The live sequences of a client's request id."""
-        return [call for call in self._calls.values() if call.request_id == request_id]
-
-    def live_call(self, sequence_id: int) -> list[Call]:
-        """The live sequence of that id, if there is one."""
-        call = self._calls.get(sequence_id)
-        return [] if call is None else [call]
-
-    def explain(self, request_id: str | None, sequence_id: int | None) -> list[Explanation]:
-        """What was decided about sequences, named in one of two ways: live ones first, then remembered ones."""
-        if request_id is None:
-            ids = [] if sequence_id is None else [sequence_id]
-        else:
-            ids = [call.sequence_id for call in self.live_calls(request_id)]
-            ids += [ended for ended, name in self._ended_names.items() if name == request_id]
-        found = (self._core.explain(each) for each in ids)
-        return [explanation for explanation in found if explanation is not None]
-
-    def update(self, call: Call, priority: int | None, deadline_ns: int | None) -> None:
-        """Changes a live sequence's priority or deadline; None leaves it."""
-        self._settle(self._core.update(call.sequence_id, self._clock(), priority=priority, deadline_ns=deadline_ns))
-
-    def cancel_for_operator(self, call: Call) -> None:
-        """Ends a live sequence with a final status."""
-        self.cancel(call)
-        call.events.put_nowait(wire.CANCELLED_BY_OPERATOR)
-
-    def drain(self, name: str) -> int:
-        """Lets a replica take no new sequences; how many run there. Raises KeyError, naming those there are."""
-        for replica in self._replicas.values():
-            if replica.hello.name == name:
-                _LOG.info("replica %s drains", name)
-                self._settle(self._core.drain(replica.replica_id, self._clock()), replica)
-                self._count_ready(replica.hello.model.name)
-                running = {each.replica_id: each.num_running for each in self.statistics().replicas}
-                return running[replica.replica_id]
-        names = ", ".join(replica.hello.name for replica in self._replicas.values()) or "none"
-        raise KeyError(f"no replica is called {name!r}; attached are {names}")
-
-    def load(self) -> pb.GetStatisticsResponse:
-        """Everything that operators see at a glance."""
-        load = control_wire.statistics_to_wire(self._core.statistics(), self._stalled(), self._clock())
-        load.num_routers = len(self._routers)
-        load.starting.extend(self._starting.values())
-        for message, replica in zip(load.replicas, self._replicas.values(), strict=True):
-            message.block_size = replica.hello.block_size
-        return load
-
-    def replicas(self) -> list[pb.Replica]:
-        """The replicas with their load."""
-        return list(self.load().replicas)
-
-    def replica_names(self) -> dict[int, str]:
-        """The names of attached replicas by id."""
-        return {replica.replica_id: replica.hello.name for replica in self._replicas.values()}
-
-    def now(self) -> int:
-        """The clock's time."""
-        return self._clock()
-
-    def dump(self) -> Iterator[bytes] | None:
-        """The flight recorder's file in pieces; None when nothing is recorded."""
-        return self._core.dump(self._clock()) if isinstance(self._core, Recorder) else None
+            self.settle(self._core.cancel(call.sequence_id, self._clock()))
 
     # Workers
 
@@ -246,7 +166,7 @@ class Engine:
         sizes = (hello.num_device_blocks, hello.block_size, hello.num_slots, hello.max_step_tokens)
         _LOG.info("replica %s attached: %d blocks of %d tokens, %d slots, %d tokens a step", hello.name, *sizes)
         self._note_model(hello, spec.num_cache_tokens)
-        self._settle(events)
+        self.settle(events)
         return replica
 
     def detach(self, replica: Replica, cause: str) -> None:
@@ -256,14 +176,15 @@ class Engine:
         _LOG.warning("replica %s detached: %s", replica.hello.name, cause)
         events = self._core.detach(replica.replica_id, self._clock())
         self._count_ready(replica.hello.model.name)
-        self._settle(events, replica)
+        self.settle(events, replica)
 
     def take_result(self, replica: Replica, message: worker_pb.StepResult) -> None:
         """A step is done. Raises ResultMismatch when it answers no plan of this replica."""
         now = self._clock()
         events = self._core.complete(replica.replica_id, wire.result_from_wire(message), now)
         replica.note_step(message.duration_ns, now)
-        self._settle(events)
+        self._deliver(events, None)
+        self._plan_soon((replica,))
 
     # What is served
 
@@ -283,20 +204,20 @@ class Engine:
         models, starting = self._models.values(), self._starting.values()
         return pb.WatchResponse(router_id=router.router_id, models=models, starting=starting)
 
-    def statistics(self) -> Statistics:
-        """The core's load."""
-        return self._core.statistics()
-
     def reset_prefix_cache(self) -> int:
         """Forgets cached prefixes that no running sequence holds; how many blocks."""
         return self._core.reset_prefix_cache()
+
+    def stalled(self) -> set[int]:
+        """Replicas that have completed no step for too long."""
+        return {replica.replica_id for replica in self._replicas.values() if replica.stalled}
 
     def tick(self) -> None:
         """What time alone brings about, and advice for the log. Called once a second."""
         ticked = self._core.tick(self._clock())
         for line in ticked.advice:
             _LOG.warning("%s", line)
-        self._settle(ticked.events)
+        self.settle(ticked.events)
         self.check_progress()
 
     def check_progress(self) -> None:
@@ -311,19 +232,27 @@ class Engine:
 
     # Inside
 
-    def _settle(self, events: Iterable[Event], replica: Replica | None = None) -> None:
-        self._deliver(events, replica)
-        if not self._is_planning_due:
-            self._is_planning_due = True
-            # Whatever else this turn of the loop brings is in the same plan.
-            asyncio.get_running_loop().call_soon(self._plan_all)
+    def settle(self, events: Iterable[Event], source: Replica | None = None) -> None:
+        """Delivers events, and plans for everybody once this turn of the loop is over. `source`: whence they come."""
+        self._deliver(events, source)
+        self._plan_soon(self._replicas.values())
 
-    def _plan_all(self) -> None:
-        self._is_planning_due = False
+    def _plan_soon(self, replicas: Iterable[Replica]) -> None:
+        if not self._due:
+            # Whatever else this turn of the loop brings is in the same plans.
+            asyncio.get_running_loop().call_soon(self._plan_due)
+        self._due.update(dict.fromkeys(replica.replica_id for replica in replicas))
+
+    def _plan_due(self) -> None:
+        """Plans for those whose work has changed. Where sequences wait, any replica of their model may be the one."""
+        due, self._due = self._due, {}
+        waiting = {model for model, num in self._scheduler.room.lengths().items() if num}
         for replica in tuple(self._replicas.values()):
-            self._plan(replica)
+            is_concerned = replica.replica_id in due or replica.hello.model.name in waiting
+            if is_concerned and len(replica.sent_ns) < self.limits.max_unanswered_plans:
+                self._plan(replica)
         if self._check_laws:
-            laws.check(self._core.core if isinstance(self._core, Recorder) else self._core)
+            laws.check(self._scheduler)
 
     def _plan(self, replica: Replica) -> None:
         while True:
@@ -341,7 +270,7 @@ class Engine:
         for event in events:
             call = self._calls.get(event.sequence_id)
             if isinstance(event, Preempted):
-                self._tell_of_preemption(event, call)
+                self._warn_of_preemption(event, call)
             if call is None:
                 continue
             if isinstance(event, Ended | Finished):
@@ -352,16 +281,13 @@ class Engine:
         call = self._calls.pop(sequence_id, None)
         if call is not None:
             self._ended_names[sequence_id] = call.request_id
-            if len(self._ended_names) > self._core.limits.max_explained:
+            if len(self._ended_names) > self.limits.max_explained:
                 self._ended_names.popitem(last=False)
         return call
 
-    def _stalled(self) -> set[int]:
-        return {replica.replica_id for replica in self._replicas.values() if replica.stalled}
-
-    def _tell_of_preemption(self, event: Preempted, call: Call | None) -> None:
+    def _warn_of_preemption(self, event: Preempted, call: Call | None) -> None:
         request_id = call.request_id if call is not None else "?"
-        _LOG.info("preempted request %s: %s; it gave back %d blocks", request_id, event.reason, event.num_blocks)
+        _LOG.warning("preempted request %s: %s; it gave back %d blocks", request_id, event.reason, event.num_blocks)
 
     def _refuse_other_model(self, hello: worker_pb.Hello) -> None:
         for other in self._replicas.values():

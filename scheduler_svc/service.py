@@ -23,7 +23,8 @@ from octavo.internal.v1 import scheduler_pb2 as pb
 from octavo.internal.v1 import scheduler_pb2_grpc as pb_grpc
 from scheduler_svc import wire
 from scheduler_svc.core.types import IllegalTransition, Refused
-from scheduler_svc.engine import Engine, Replica, UnknownRouter
+from scheduler_svc.engine import Engine
+from scheduler_svc.parties import Replica, UnknownRouter
 
 _LOG = logging.getLogger(__name__)
 

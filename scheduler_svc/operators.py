@@ -1,0 +1,104 @@
+"""What operators may ask and do, by the names they know: request ids, replica names.
+
+Knows the engine, and the wire as far as answers go. Decides nothing: each act is one of the core's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from octavo.internal.v1 import scheduler_pb2 as pb
+from scheduler_svc import wire
+from scheduler_svc.control_wire import explanation_to_wire, statistics_to_wire
+from scheduler_svc.engine import Engine
+from scheduler_svc.parties import Call
+from scheduler_svc.recorder import Recorder
+
+_LOG = logging.getLogger(__name__)
+
+
+class Unknown(LookupError):
+    """Nothing goes by that name; the message says what was looked for, and where."""
+
+
+class Operators:
+    """Questions and acts."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def load(self) -> pb.GetStatisticsResponse:
+        """Everything at a glance."""
+        engine = self._engine
+        load = statistics_to_wire(engine.core.statistics(), engine.stalled(), engine.now())
+        load.num_routers = engine.num_routers
+        load.starting.extend(engine.starting)
+        for message, replica in zip(load.replicas, engine.replicas.values(), strict=True):
+            message.block_size = replica.hello.block_size
+        return load
+
+    def explain(self, name: pb.SequenceName) -> list[pb.SequenceExplanation]:
+        """What was decided about sequences: live ones first, then remembered ones. Raises Unknown if there are none."""
+        engine = self._engine
+        if name.HasField("sequence_id"):
+            ids = [name.sequence_id]
+        else:
+            ids = [call.sequence_id for call in engine.calls.values() if call.request_id == name.request_id]
+            ids += [ended for ended, request_id in engine.ended_names.items() if request_id == name.request_id]
+        found = [explanation for each in ids if (explanation := engine.core.explain(each)) is not None]
+        if not found:
+            raise Unknown(f"{_shown(name)} is neither live nor among the latest that ended")
+        names, now = {each: replica.hello.name for each, replica in engine.replicas.items()}, engine.now()
+        return [explanation_to_wire(explanation, names, now) for explanation in found]
+
+    def update(self, name: pb.SequenceName, priority: int | None, deadline_ns: int | None) -> list[int]:
+        """Changes live sequences' priority or deadline; None leaves it. Their ids. Raises Unknown if there are none."""
+        engine, calls = self._engine, self._live(name)
+        for call in calls:
+            events = engine.core.update(call.sequence_id, engine.now(), priority=priority, deadline_ns=deadline_ns)
+            engine.settle(events)
+        return [call.sequence_id for call in calls]
+
+    def cancel(self, name: pb.SequenceName) -> list[int]:
+        """Ends live sequences with a final status. Their ids. Raises Unknown if there are none."""
+        calls = self._live(name)
+        for call in calls:
+            self._engine.cancel(call)
+            call.events.put_nowait(wire.CANCELLED_BY_OPERATOR)
+        return [call.sequence_id for call in calls]
+
+    def drain(self, name: str) -> int:
+        """Lets a replica take no new sequences; how many run there. Raises Unknown, naming those there are."""
+        engine = self._engine
+        for replica in engine.replicas.values():
+            if replica.hello.name == name:
+                _LOG.info("replica %s drains", name)
+                engine.settle(engine.core.drain(replica.replica_id, engine.now()), replica)
+                running = {each.replica_id: each.num_running for each in engine.core.statistics().replicas}
+                return running[replica.replica_id]
+        names = ", ".join(replica.hello.name for replica in engine.replicas.values()) or "none"
+        raise Unknown(f"no replica is called {name!r}; attached are {names}")
+
+    def reset_prefix_cache(self) -> int:
+        """Forgets cached prefixes that no running sequence holds; how many blocks."""
+        return self._engine.reset_prefix_cache()
+
+    def dump(self) -> Iterator[bytes] | None:
+        """The flight recorder's file in pieces; None when nothing is recorded."""
+        core = self._engine.core
+        return core.dump(self._engine.now()) if isinstance(core, Recorder) else None
+
+    def _live(self, name: pb.SequenceName) -> list[Call]:
+        calls = self._engine.calls
+        if name.HasField("sequence_id"):
+            found = [calls[name.sequence_id]] if name.sequence_id in calls else []
+        else:
+            found = [call for call in calls.values() if call.request_id == name.request_id]
+        if not found:
+            raise Unknown(f"{_shown(name)} is not live")
+        return found
+
+
+def _shown(name: pb.SequenceName) -> str:
+    return f"sequence {name.sequence_id}" if name.HasField("sequence_id") else f"request {name.request_id!r}"
