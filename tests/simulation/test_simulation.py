@@ -55,7 +55,7 @@ def test_the_few_seeds_see_every_misfortune_and_most_requests_survive_it() -> No
     assert {kind for scenario in scenarios for kind in scenario.misfortunes} == set(Misfortune)
     assert any(wanted.is_poison for scenario in scenarios for wanted in scenario.requests)
     assert any(wanted.fails_numerically for scenario in scenarios for wanted in scenario.requests)
-    assert sum(outcome.num_preemptions for outcome in outcomes) > 100
+    assert sum(outcome.num_preemptions for outcome in outcomes) > 40
     assert sum(outcome.num_attempts for outcome in outcomes) > ends["completed"] + 100
     assert sum(outcome.num_scheduler_starts for outcome in outcomes) > FEW + 10
 
