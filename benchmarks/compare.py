@@ -43,7 +43,7 @@ from octavo.sources.cache import cache_root
 from octavo.sources.default_model import fetch_default_model
 
 QUIET_CORES = 0.1
-START_TIMEOUT_S = 180.0
+START_TIMEOUT_S = 240.0
 WORKLOAD_TIMEOUT_S = 150.0
 PROFILE_TIMEOUT_S = 120.0
 _STEP_ROWS = ("1", "8", "32", "128")
