@@ -181,7 +181,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.house.check_outcomes(num_cache_tokens=self.changes["num_device_blocks"] * 4)
 
 
-_NUM_HISTORIES = int(os.environ.get("OCTAVO_CORE_HISTORIES", "60"))
+_NUM_HISTORIES = int(os.environ.get("OCTAVO_CORE_HISTORIES", "120"))
 
 TestCore = CoreMachine.TestCase
 TestCore.settings = settings(
