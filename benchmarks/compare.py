@@ -125,6 +125,7 @@ class Comparison:
         fetch_default_model()
         # The second start finds in its own cache what the first one, cold, converted.
         cache = self._folder / "cache"
+        shutil.rmtree(cache, ignore_errors=True)
         shutil.copytree(cache_root() / "default", cache / "default")
         for what in ("cold", "cached"):
             self._quiet(f"octavo's start, {what}")
@@ -218,6 +219,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--allow-busy", action="store_true", help="a trial: don't wait until the machine is quiet")
     parser.add_argument("--quiet-wait", type=float, default=600.0, help="longest wait for quiet, s (default: 600)")
     parser.add_argument("--time-limit", type=float, default=720.0, help="for all turns together, s (default: 720)")
+    parser.add_argument("--logs", type=Path, help="keep the servers' and the client's logs in this directory")
     parser.add_argument("--no-own-figures", action="store_true", help="leave out Octavo's start and step times")
     return parser.parse_args(arguments)
 
@@ -249,7 +251,8 @@ def main() -> None:
     if not python.exists():
         sys.exit(f"{python} is not there; vLLM's benchmark client drives every server: see benchmarks/README.md")
     with tempfile.TemporaryDirectory(prefix="octavo-compare-") as name:
-        folder = Path(name)
+        folder = Path(name) if options.logs is None else options.logs.resolve()
+        folder.mkdir(parents=True, exist_ok=True)
         with BenchmarkClient(python, weights_directory(options.peers), folder) as client:
             comparison = Comparison(options, client, folder)
             try:

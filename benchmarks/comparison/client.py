@@ -43,6 +43,8 @@ class Measurement:
     seconds: float
     others_cores: float
     """Cores that processes of neither server nor client kept busy meanwhile."""
+    errors: tuple[str, ...] = ()
+    """What failed requests were told, each once."""
 
 
 class BenchmarkClient:
@@ -96,6 +98,7 @@ class BenchmarkClient:
             *workload.arguments(scale),
             *("--disable-tqdm", "--percentile-metrics", "ttft,tpot,itl"),
             *("--save-result", "--result-dir", str(self._folder), "--result-filename", result.name),
+            "--save-detailed",
         ]
         load = OthersLoad()
         self._process.stdin.write(json.dumps(arguments) + "\n")
@@ -129,4 +132,5 @@ def _read(result: Path, others_cores: float) -> Measurement:
         p99_itl_ms=found["p99_itl_ms"],
         seconds=found["duration"],
         others_cores=others_cores,
+        errors=tuple(sorted({error.strip()[-300:] for error in found.get("errors", ()) if error})),
     )

@@ -160,7 +160,8 @@ def _notes(report: Report) -> list[str]:
         notes += [f"{run.name}, {where}: {reason}" for where, reason in run.failures.items()]
         for name, found in run.measurements.items():
             if found.num_failed:
-                notes.append(f"{run.name}, {name}: {found.num_failed} requests failed; it counts in no ratio")
+                why = "; ".join(found.errors) or "without a word"
+                notes.append(f"{run.name}, {name}: {found.num_failed} requests failed, in no ratio: {why}")
             if found.others_cores > DISTURBED_CORES:
                 notes.append(f"{run.name}, {name}*: other processes kept {found.others_cores:.2f} cores busy")
     return notes
