@@ -86,6 +86,10 @@ class Tracked:
     slot: int | None = None
     num_computed: int = 0
     blocks: list[int] = field(default_factory=list)
+    # The first of its blocks are another sequence's.
+    num_borrowed: int = 0
+    # Nobody else gets its blocks when it ends: they stay filled, for `Driver.borrow`.
+    keeps_blocks: bool = False
     finish: int = 0
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: dict[int, tuple[float, tuple[int, ...], tuple[float, ...]]] = field(default_factory=dict)
@@ -93,6 +97,21 @@ class Tracked:
     @property
     def output(self) -> list[int]:
         return self.tokens[self.num_prompt :]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Everything a client could see."""
+
+    output: list[int]
+    logprobs: list[tuple[list[float], list[int], list[float]]]
+    prompt_logprobs: dict[int, tuple[float, tuple[int, ...], tuple[float, ...]]]
+
+
+def answer(sequence: Tracked) -> Answer:
+    """What the client of a sequence has seen so far."""
+    found = [(f.tokens.tolist(), f.top_ids.ravel().tolist(), f.top.ravel().tolist()) for f in sequence.logprobs]
+    return Answer(sequence.output, found, dict(sorted(sequence.prompt_logprobs.items())))
 
 
 class Driver:
@@ -113,13 +132,25 @@ class Driver:
         self.by_key[key] = Tracked(key, list(tokens), len(tokens), params or sampling())
         return self.by_key[key]
 
+    def resume(self, lost: Tracked) -> Tracked:
+        """A sequence that another worker left unfinished; its output so far comes as prior tokens."""
+        sequence = self.add(lost.tokens, lost.params)
+        sequence.num_prompt, sequence.logprobs = lost.num_prompt, list(lost.logprobs)
+        return sequence
+
+    def borrow(self, sequence: Tracked, donor: Tracked, num_tokens: int) -> None:
+        """Has a waiting sequence enter as on a prefix hit: with blocks that another one has filled and keeps."""
+        assert sequence.slot is None
+        assert donor.keeps_blocks
+        assert num_tokens % self.limits.rows.block_size == 0
+        assert sequence.tokens[:num_tokens] == donor.tokens[:num_tokens]
+        sequence.num_computed, sequence.num_borrowed = num_tokens, num_tokens // self.limits.rows.block_size
+        sequence.blocks = donor.blocks[: sequence.num_borrowed]
+
     def preempt(self, sequence: Tracked) -> None:
         """Takes the sequence off its slot; its next chunk admits it again from nothing."""
-        assert sequence.slot is not None
-        self.released.append(sequence.slot)
-        self.free_slots.append(sequence.slot)
-        self.free_blocks += sequence.blocks
-        sequence.slot, sequence.blocks, sequence.num_computed = None, [], 0
+        self._release(sequence)
+        sequence.num_computed = 0
 
     def step(self, chunks: Mapping[int, int]) -> StepOutcome:
         """Runs `chunks` (key -> tokens) as one plan, in the mapping's order, and takes its outcome in."""
@@ -148,6 +179,7 @@ class Driver:
                     slot=sequence.slot,
                     token_ids=sequence.tokens,
                     num_prompt_tokens=sequence.num_prompt,
+                    num_computed_tokens=sequence.num_computed,
                     block_ids=sequence.blocks,
                     sampling=sequence.params,
                     router_id=1,
@@ -164,6 +196,15 @@ class Driver:
         plan.row_counts.append(count)
         sequence.num_computed += count
 
+    def _release(self, sequence: Tracked) -> None:
+        assert sequence.slot is not None
+        self.released.append(sequence.slot)
+        self.free_slots.append(sequence.slot)
+        sequence.slot = None
+        if not sequence.keeps_blocks:
+            self.free_blocks += sequence.blocks[sequence.num_borrowed :]
+            sequence.blocks, sequence.num_borrowed = [], 0
+
     def _take_in(self, keys: list[int], outcome: StepOutcome) -> None:
         result = step_result(outcome, 0, (), 0)
         token_ids = iter(result.token_ids)
@@ -172,11 +213,7 @@ class Driver:
             sequence.tokens += [next(token_ids) for _ in range(num_sampled)]
             if reason:
                 sequence.finish = reason
-                assert sequence.slot is not None
-                self.released.append(sequence.slot)
-                self.free_slots.append(sequence.slot)
-                self.free_blocks += sequence.blocks
-                sequence.slot, sequence.blocks = None, []
+                self._release(sequence)
         for group in outcome.sampled:
             for index, found in group.logprobs.items():
                 self.by_key[group.addresses[index].stream_key].logprobs.append(found)

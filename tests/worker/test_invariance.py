@@ -14,7 +14,7 @@ import torch
 
 from kernels.select import open_backend
 from tests.fakes.tiny_llama import TINY_VOCAB_SIZE, TinyLlama, write_tiny_llama
-from tests.worker.harness import Driver, RunnerShape, Tracked, build_runner, sampling
+from tests.worker.harness import Driver, RunnerShape, answer, build_runner, sampling
 from worker_svc.runner import Runner
 
 # Crosses an attention partition of 256 positions.
@@ -22,20 +22,6 @@ PROMPT = [(7 * n * n + 3 * n) % TINY_VOCAB_SIZE for n in range(270)]
 PARAMS = sampling(
     temperature=0.9, top_p=0.95, seed=5, max_tokens=10, num_logprobs=4, num_prompt_logprobs=3, repetition_penalty=1.1
 )
-
-
-@dataclass(frozen=True)
-class Answer:
-    """Everything a client could see."""
-
-    output: list[int]
-    logprobs: list[tuple[list[float], list[int], list[float]]]
-    prompt_logprobs: dict[int, tuple[float, tuple[int, ...], tuple[float, ...]]]
-
-
-def answer(sequence: Tracked) -> Answer:
-    found = [(f.tokens.tolist(), f.top_ids.ravel().tolist(), f.top.ravel().tolist()) for f in sequence.logprobs]
-    return Answer(sequence.output, found, dict(sorted(sequence.prompt_logprobs.items())))
 
 
 def choices() -> list[str]:
