@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from kernels import linear as linears
 from kernels.api import (
     AttentionPlan,
     AttentionSpec,
@@ -30,7 +31,6 @@ from kernels.cpu import plan as plans
 from kernels.cpu import sampling
 from kernels.cpu.dtypes import DTYPE_CODES, dtype_code
 from kernels.cpu.extension import native, runnable_variants, variant_index
-from kernels.reference import linear as linears
 
 
 class CpuBackend:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels.api import KV_PARTITION, KVCacheSpec
+from kernels.blocks import block_index, check_canonical, check_copy
 from kernels.cpu.dtypes import dtype_code
 from kernels.cpu.extension import native
 
@@ -68,11 +69,8 @@ def _zero_pages(num_elements: int, dtype: torch.dtype) -> Tensor:
 
 def copy_blocks(src: CpuCache, src_ids: Sequence[int], dst: CpuCache, dst_ids: Sequence[int]) -> None:
     """Copies whole blocks over all layers, as if all were read before any is written."""
-    if len(src_ids) != len(dst_ids):
-        raise ValueError(f"src_ids names {len(src_ids)} blocks, dst_ids {len(dst_ids)}")
-    if _block_shape(src.spec) != _block_shape(dst.spec):
-        raise ValueError(f"blocks of {src.spec} cannot be copied to {dst.spec}")
-    from_ids, to_ids = _block_index(src.spec, src_ids, "src_ids"), _block_index(dst.spec, dst_ids, "dst_ids")
+    check_copy(src.spec, src_ids, dst.spec, dst_ids)
+    from_ids, to_ids = block_index(src.spec, src_ids, "src_ids"), block_index(dst.spec, dst_ids, "dst_ids")
     if src is dst and not set(src_ids).isdisjoint(dst_ids):
         dst.data.index_copy_(1, to_ids, src.data.index_select(1, from_ids))
         return
@@ -94,7 +92,7 @@ def export_blocks(cache: CpuCache, layer: int, block_ids: Sequence[int]) -> Tens
     """[2, block, kv_head, token, dim] of one layer; a copy."""
     spec = cache.spec
     cache.layer_arguments(layer)
-    blocks = cache.data[layer].index_select(0, _block_index(spec, block_ids, "block_ids"))
+    blocks = cache.data[layer].index_select(0, block_index(spec, block_ids, "block_ids"))
     keys, values = blocks.unbind(2)
     both = (_canonical_keys(keys, spec), _canonical_values(values, spec))
     return torch.stack([x[:, :, : spec.block_size] for x in both])
@@ -104,13 +102,11 @@ def import_blocks(cache: CpuCache, layer: int, block_ids: Sequence[int], blocks:
     """The inverse of export_blocks; raises ValueError for another shape or dtype."""
     spec = cache.spec
     cache.layer_arguments(layer)
-    expected = (2, len(block_ids), spec.num_kv_heads, spec.block_size, spec.head_dim)
-    if tuple(blocks.shape) != expected or blocks.dtype != spec.dtype:
-        raise ValueError(f"blocks is {tuple(blocks.shape)} {blocks.dtype}, must be {expected} {spec.dtype}")
+    check_canonical(spec, block_ids, blocks)
     padding = _padded_positions(spec) - spec.block_size
     keys, values = torch.nn.functional.pad(blocks, (0, 0, 0, padding)).unbind(0)
     own = torch.stack((_own_keys(keys, spec), _own_values(values, spec)), dim=2)
-    cache.data[layer].index_copy_(0, _block_index(spec, block_ids, "block_ids"), own)
+    cache.data[layer].index_copy_(0, block_index(spec, block_ids, "block_ids"), own)
 
 
 # Between [block, head, position, dim] and [block, head, elements]; bf16 keys hold pairs of dims and values pairs of
@@ -148,14 +144,3 @@ def _own_values(values: Tensor, spec: KVCacheSpec) -> Tensor:
 
 def _padded_positions(spec: KVCacheSpec) -> int:
     return -(-spec.block_size // _TILE) * _TILE
-
-
-def _block_shape(spec: KVCacheSpec) -> tuple[object, ...]:
-    return spec.num_layers, spec.block_size, spec.num_kv_heads, spec.head_dim, spec.dtype
-
-
-def _block_index(spec: KVCacheSpec, block_ids: Sequence[int], name: str) -> Tensor:
-    for block_id in block_ids:
-        if not 0 <= block_id < spec.num_blocks:
-            raise ValueError(f"{name} holds block {block_id}, the cache has blocks 0..{spec.num_blocks - 1}")
-    return torch.tensor(block_ids, dtype=torch.int64)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kernels import linear as linears
 from kernels.api import (
     AttentionPlan,
     AttentionSpec,
@@ -23,7 +24,6 @@ from kernels.api import (
 )
 from kernels.reference import attention as attentions
 from kernels.reference import cache as caches
-from kernels.reference import linear as linears
 from kernels.reference import norms, sampling
 from kernels.reference import plan as plans
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels.api import KV_PARTITION, KVCacheSpec
+from kernels.blocks import block_index, check_canonical, check_copy, check_layer
 
 
 @dataclass(frozen=True)
@@ -39,43 +40,26 @@ def allocate(spec: KVCacheSpec) -> ReferenceCache:
 
 def copy_blocks(src: ReferenceCache, src_ids: Sequence[int], dst: ReferenceCache, dst_ids: Sequence[int]) -> None:
     """Copies whole blocks over all layers; all are read before any is written."""
-    if len(src_ids) != len(dst_ids):
-        raise ValueError(f"src_ids names {len(src_ids)} blocks, dst_ids {len(dst_ids)}")
-    if _block_shape(src.spec) != _block_shape(dst.spec):
-        raise ValueError(f"blocks of {src.spec} cannot be copied to {dst.spec}")
+    check_copy(src.spec, src_ids, dst.spec, dst_ids)
     if src_ids:
-        read = src.data.index_select(3, _block_index(src.spec, src_ids, "src_ids"))
-        dst.data.index_copy_(3, _block_index(dst.spec, dst_ids, "dst_ids"), read)
+        read = src.data.index_select(3, block_index(src.spec, src_ids, "src_ids"))
+        dst.data.index_copy_(3, block_index(dst.spec, dst_ids, "dst_ids"), read)
 
 
 def export_blocks(cache: ReferenceCache, layer: int, block_ids: Sequence[int]) -> Tensor:
     """[2, block, kv_head, token, dim] of one layer; a copy."""
-    index = _block_index(cache.spec, block_ids, "block_ids")
+    index = block_index(cache.spec, block_ids, "block_ids")
     return _layer(cache, layer).index_select(2, index).transpose(1, 2).contiguous()
 
 
 def import_blocks(cache: ReferenceCache, layer: int, block_ids: Sequence[int], blocks: Tensor) -> None:
     """The inverse of export_blocks; raises ValueError for another shape or dtype."""
     spec = cache.spec
-    expected = (2, len(block_ids), spec.num_kv_heads, spec.block_size, spec.head_dim)
-    if tuple(blocks.shape) != expected or blocks.dtype != spec.dtype:
-        raise ValueError(f"blocks is {tuple(blocks.shape)} {blocks.dtype}, must be {expected} {spec.dtype}")
-    index = _block_index(spec, block_ids, "block_ids")
+    check_canonical(spec, block_ids, blocks)
+    index = block_index(spec, block_ids, "block_ids")
     _layer(cache, layer).index_copy_(2, index, blocks.transpose(1, 2))
 
 
 def _layer(cache: ReferenceCache, layer: int) -> Tensor:
-    if not 0 <= layer < cache.spec.num_layers:
-        raise ValueError(f"layer {layer} is not in 0..{cache.spec.num_layers - 1}")
+    check_layer(cache.spec, layer)
     return cache.data[layer]
-
-
-def _block_shape(spec: KVCacheSpec) -> tuple[object, ...]:
-    return spec.num_layers, spec.block_size, spec.num_kv_heads, spec.head_dim, spec.dtype
-
-
-def _block_index(spec: KVCacheSpec, block_ids: Sequence[int], name: str) -> Tensor:
-    for block_id in block_ids:
-        if not 0 <= block_id < spec.num_blocks:
-            raise ValueError(f"{name} holds block {block_id}, the cache has blocks 0..{spec.num_blocks - 1}")
-    return torch.tensor(block_ids, dtype=torch.int64)

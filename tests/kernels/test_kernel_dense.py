@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from kernels.api import Backend
+from kernels.linear import rows_agree
 from kernels.reference import ReferenceBackend, elementary
-from kernels.reference.linear import rows_agree
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Units in the last place that one rounding, or fp32 accumulation, may cost.

@@ -12,8 +12,8 @@ from kernel_steps import Geometry, OpenBackend, Step, chunked, run_steps
 from torch import Tensor
 
 from kernels.api import Backend, PackedLinear
+from kernels.linear import onednn_supports
 from kernels.reference import ReferenceBackend
-from kernels.reference.linear import onednn_supports
 
 DTYPES = (torch.float32, torch.bfloat16)
 # More rows than any kernel's tile, and enough elements that torch splits them over threads at odd places.
