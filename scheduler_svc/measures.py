@@ -1,7 +1,7 @@
 """When things happened to sequences, and what that means for those who wait: throughput, TTFT, TPOT.
 
-Pure arithmetic over times in nanoseconds. TTFT is from submission to the first token; TPOT the mean time between two
-tokens of a sequence after its first, over sequences with at least two.
+Pure arithmetic over the core's events and times in nanoseconds. TTFT is from submission to the first token; TPOT the
+mean time between two tokens of a sequence after its first, over sequences with at least two.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+from scheduler_svc.core.types import Ended, Event, Finished, Preempted, Scheduled
 
 
 @dataclass
@@ -36,6 +38,19 @@ class SequenceTimes:
         self.last_token_ns = now_ns
         if self.first_token_ns is None:
             self.first_token_ns = now_ns
+
+    def note_event(self, event: Event, now_ns: int) -> None:
+        """What the core said of the sequence."""
+        match event:
+            case Preempted():
+                self.num_preemptions += 1
+            case Scheduled():
+                if self.first_token_ns is None:
+                    self.num_cached_tokens = event.cached_tokens
+                self.num_recomputed_tokens += event.recomputed_tokens
+            case Finished() | Ended():
+                self.ended_ns = now_ns
+                self.was_cut = isinstance(event, Ended)
 
     @property
     def ttft_ns(self) -> int | None:

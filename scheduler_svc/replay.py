@@ -18,15 +18,11 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.statistics import Statistics
 from scheduler_svc.core.types import (
     CoreLimits,
-    Ended,
     Event,
-    Finished,
     FinishReason,
-    Preempted,
     Refused,
     ReplicaSpec,
     Request,
-    Scheduled,
 )
 from scheduler_svc.decisions import Decisions
 from scheduler_svc.measures import SequenceTimes
@@ -245,17 +241,7 @@ class _Replay:
 
     def _note(self, events: Iterable[Event], now: int) -> None:
         for event in events:
-            times = self._out.sequences[event.sequence_id]
-            match event:
-                case Preempted():
-                    times.num_preemptions += 1
-                case Scheduled():
-                    if times.first_token_ns is None:
-                        times.num_cached_tokens = event.cached_tokens
-                    times.num_recomputed_tokens += event.recomputed_tokens
-                case Finished() | Ended():
-                    times.ended_ns = now
-                    times.was_cut = isinstance(event, Ended)
+            self._out.sequences[event.sequence_id].note_event(event, now)
 
 
 def request_of(

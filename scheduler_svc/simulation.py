@@ -22,11 +22,9 @@ from scheduler_svc.core.types import (
     Event,
     Finished,
     FinishReason,
-    Preempted,
     Refused,
     ReplicaSpec,
     Request,
-    Scheduled,
 )
 from scheduler_svc.measures import SequenceTimes
 from scheduler_svc.recorder import Recorder
@@ -258,18 +256,9 @@ class Simulation:
 
     def _take(self, events: Iterable[Event], now: int) -> None:
         for event in events:
-            times = self.run_so_far.times[event.sequence_id]
-            match event:
-                case Preempted():
-                    times.num_preemptions += 1
-                case Scheduled():
-                    if times.first_token_ns is None:
-                        times.num_cached_tokens = event.cached_tokens
-                    times.num_recomputed_tokens += event.recomputed_tokens
-                case Finished() | Ended():
-                    times.ended_ns = now
-                    times.was_cut = isinstance(event, Ended)
-                    self._live.discard(event.sequence_id)
+            self.run_so_far.times[event.sequence_id].note_event(event, now)
+            if isinstance(event, Finished | Ended):
+                self._live.discard(event.sequence_id)
 
 
 def _distinct_token(sequence_id: int, position: int) -> int:
