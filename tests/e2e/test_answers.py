@@ -124,7 +124,8 @@ def test_octavo_chat_holds_a_conversation(stack: Stack) -> None:
 
 
 def test_octavo_generate_answers_once(stack: Stack) -> None:
-    command = [sys.executable, "-m", "octavo", "generate", "--server", stack.grpc, "The capital of France is"]
+    command = [sys.executable, "-m", "octavo", "generate", "--server", stack.grpc, "--temperature", "0"]
+    command.append("The capital of France is")
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout
