@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from router.sampling import SamplingRequest
 from router.streams.types import ReceiptParts
+from router.structured.spec import GrammarSpec
 from router.text.prompt import ChatOptions
 
 MAX_REQUEST_ID_CHARS = 128
@@ -55,6 +56,8 @@ class GenerationRequest:
     prompt: CompletionPrompt | ChatPrompt
     sampling: SamplingRequest = field(default_factory=SamplingRequest)
     options: RequestOptions = field(default_factory=RequestOptions)
+    grammar: GrammarSpec | None = None
+    """What the answer must be; None leaves it free. From `router.structured`, which knows the fields that say it."""
 
 
 @dataclass(frozen=True, slots=True)
