@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"octavo/internal/v1/recording.proto\x12\x12octavo.internal.v1\"\xc0\x03\n\x0fRecordingHeader\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x10\n\x08software\x18\x02 \x01(\t\x12?\n\x06limits\x18\x03 \x03(\x0b\x32/.octavo.internal.v1.RecordingHeader.LimitsEntry\x12\x0f\n\x07salt_id\x18\x04 \x01(\t\x12\x12\n\nhas_tokens\x18\x05 \x01(\x08\x12\x1b\n\x13num_dropped_records\x18\x06 \x01(\x04\x12\x0e\n\x06\x64\x65\x66\x65\x63t\x18\x07 \x01(\t\x12\x11\n\tdecisions\x18\x08 \x01(\x06\x12J\n\x0ctenant_ranks\x18\t \x03(\x0b\x32\x34.octavo.internal.v1.RecordingHeader.TenantRanksEntry\x12\x35\n\x08replicas\x18\n \x03(\x0b\x32#.octavo.internal.v1.RecordedReplica\x1a-\n\x0bLimitsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10TenantRanksEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"\xf3\x03\n\x06Record\x12\x0e\n\x06now_ns\x18\x01 \x01(\x04\x12\x11\n\tdecisions\x18\x02 \x01(\x06\x12\x35\n\x06submit\x18\x03 \x01(\x0b\x32#.octavo.internal.v1.RecordedRequestH\x00\x12\x10\n\x06\x63\x61ncel\x18\x04 \x01(\x04H\x00\x12\x35\n\x06\x61ttach\x18\x05 \x01(\x0b\x32#.octavo.internal.v1.RecordedReplicaH\x00\x12\x10\n\x06\x64\x65tach\x18\x06 \x01(\x04H\x00\x12\x0e\n\x04plan\x18\x07 \x01(\x04H\x00\x12\x36\n\x08\x63omplete\x18\x08 \x01(\x0b\x32\".octavo.internal.v1.RecordedResultH\x00\x12\x34\n\x06update\x18\t \x01(\x0b\x32\".octavo.internal.v1.RecordedUpdateH\x00\x12\x0f\n\x05\x64rain\x18\n \x01(\x04H\x00\x12\x32\n\x05reset\x18\x0b \x01(\x0b\x32!.octavo.internal.v1.RecordedResetH\x00\x12\x30\n\x04tick\x18\x0c \x01(\x0b\x32 .octavo.internal.v1.RecordedTickH\x00\x12\x36\n\x07\x63ontent\x18\r \x01(\x0b\x32#.octavo.internal.v1.RecordedContentH\x00\x42\x07\n\x05input\"\xcb\x03\n\x0fRecordedRequest\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\r\n\x05model\x18\x02 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x18\n\x10num_prior_tokens\x18\x04 \x01(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\"\n\x15prompt_logprobs_start\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x0f\n\x07\x61\x64\x61pter\x18\x08 \x01(\t\x12\x0e\n\x06tenant\x18\t \x01(\t\x12\x12\n\ncache_salt\x18\n \x01(\t\x12\x10\n\x08priority\x18\x0b \x01(\x11\x12\x18\n\x0b\x64\x65\x61\x64line_ns\x18\x0c \x01(\x04H\x01\x88\x01\x01\x12\x0e\n\x06\x61ge_ns\x18\r \x01(\x04\x12\x10\n\x08group_id\x18\x0e \x01(\t\x12\x12\n\ngroup_size\x18\x0f \x01(\r\x12\x11\n\trouter_id\x18\x10 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x11 \x01(\r\x12\x19\n\x11\x63rash_group_sizes\x18\x12 \x03(\r\x12\x14\n\x0cqueue_events\x18\x13 \x01(\x08\x42\x18\n\x16_prompt_logprobs_startB\x0e\n\x0c_deadline_ns\"\x81\x01\n\x0fRecordedReplica\x12?\n\x06\x66ields\x18\x01 \x03(\x0b\x32/.octavo.internal.v1.RecordedReplica.FieldsEntry\x1a-\n\x0b\x46ieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xf0\x01\n\x0eRecordedResult\x12\x12\n\nreplica_id\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x10\n\x08num_rows\x18\x03 \x01(\r\x12\x13\n\x0bsilent_rows\x18\x04 \x03(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x15\n\rfinished_rows\x18\x06 \x03(\r\x12\x16\n\x0e\x66inish_reasons\x18\x07 \x03(\r\x12\x18\n\x10undelivered_rows\x18\x08 \x03(\r\x12\x13\n\x0b\x64uration_ns\x18\t \x01(\x04\x12\x0f\n\x07\x63opy_ns\x18\n \x01(\x04\x12\x13\n\x0bwas_refused\x18\x0b \x01(\x08\"s\n\x0eRecordedUpdate\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x15\n\x08priority\x18\x02 \x01(\x11H\x00\x88\x01\x01\x12\x18\n\x0b\x64\x65\x61\x64line_ns\x18\x03 \x01(\x04H\x01\x88\x01\x01\x42\x0b\n\t_priorityB\x0e\n\x0c_deadline_ns\"\x0f\n\rRecordedReset\"\x0e\n\x0cRecordedTick\"P\n\x0fRecordedContent\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x14\n\x0c\x62lock_hashes\x18\x03 \x03(\x06\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"octavo/internal/v1/recording.proto\x12\x12octavo.internal.v1\"\x8c\x03\n\x0fRecordingHeader\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x10\n\x08software\x18\x02 \x01(\t\x12?\n\x06limits\x18\x03 \x03(\x0b\x32/.octavo.internal.v1.RecordingHeader.LimitsEntry\x12\x0f\n\x07salt_id\x18\x04 \x01(\t\x12\x12\n\nhas_tokens\x18\x05 \x01(\x08\x12\x1b\n\x13num_dropped_records\x18\x06 \x01(\x04\x12\x0e\n\x06\x64\x65\x66\x65\x63t\x18\x07 \x01(\t\x12\x11\n\tdecisions\x18\x08 \x01(\x06\x12\x35\n\x08replicas\x18\n \x03(\x0b\x32#.octavo.internal.v1.RecordedReplica\x12\r\n\x05state\x18\x0b \x01(\t\x12\x35\n\x08requests\x18\x0c \x03(\x0b\x32#.octavo.internal.v1.RecordedRequest\x1a-\n\x0bLimitsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01J\x04\x08\t\x10\n\"\x86\x04\n\x06Record\x12\x0e\n\x06now_ns\x18\x01 \x01(\x04\x12\x11\n\tdecisions\x18\x02 \x01(\x06\x12\x35\n\x06submit\x18\x03 \x01(\x0b\x32#.octavo.internal.v1.RecordedRequestH\x00\x12\x10\n\x06\x63\x61ncel\x18\x04 \x01(\x04H\x00\x12\x35\n\x06\x61ttach\x18\x05 \x01(\x0b\x32#.octavo.internal.v1.RecordedReplicaH\x00\x12\x10\n\x06\x64\x65tach\x18\x06 \x01(\x04H\x00\x12\x0e\n\x04plan\x18\x07 \x01(\x04H\x00\x12\x36\n\x08\x63omplete\x18\x08 \x01(\x0b\x32\".octavo.internal.v1.RecordedResultH\x00\x12\x34\n\x06update\x18\t \x01(\x0b\x32\".octavo.internal.v1.RecordedUpdateH\x00\x12\x0f\n\x05\x64rain\x18\n \x01(\x04H\x00\x12\x32\n\x05reset\x18\x0b \x01(\x0b\x32!.octavo.internal.v1.RecordedResetH\x00\x12\x30\n\x04tick\x18\x0c \x01(\x0b\x32 .octavo.internal.v1.RecordedTickH\x00\x12\x36\n\x07\x63ontent\x18\r \x01(\x0b\x32#.octavo.internal.v1.RecordedContentH\x00\x12\x11\n\x07undrain\x18\x0e \x01(\x04H\x00\x42\x07\n\x05input\"\xcb\x03\n\x0fRecordedRequest\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\r\n\x05model\x18\x02 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x18\n\x10num_prior_tokens\x18\x04 \x01(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\"\n\x15prompt_logprobs_start\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x0f\n\x07\x61\x64\x61pter\x18\x08 \x01(\t\x12\x0e\n\x06tenant\x18\t \x01(\t\x12\x12\n\ncache_salt\x18\n \x01(\t\x12\x10\n\x08priority\x18\x0b \x01(\x11\x12\x18\n\x0b\x64\x65\x61\x64line_ns\x18\x0c \x01(\x04H\x01\x88\x01\x01\x12\x0e\n\x06\x61ge_ns\x18\r \x01(\x04\x12\x10\n\x08group_id\x18\x0e \x01(\t\x12\x12\n\ngroup_size\x18\x0f \x01(\r\x12\x11\n\trouter_id\x18\x10 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x11 \x01(\r\x12\x19\n\x11\x63rash_group_sizes\x18\x12 \x03(\r\x12\x14\n\x0cqueue_events\x18\x13 \x01(\x08\x42\x18\n\x16_prompt_logprobs_startB\x0e\n\x0c_deadline_ns\"\x81\x01\n\x0fRecordedReplica\x12?\n\x06\x66ields\x18\x01 \x03(\x0b\x32/.octavo.internal.v1.RecordedReplica.FieldsEntry\x1a-\n\x0b\x46ieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xf0\x01\n\x0eRecordedResult\x12\x12\n\nreplica_id\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x10\n\x08num_rows\x18\x03 \x01(\r\x12\x13\n\x0bsilent_rows\x18\x04 \x03(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x15\n\rfinished_rows\x18\x06 \x03(\r\x12\x16\n\x0e\x66inish_reasons\x18\x07 \x03(\r\x12\x18\n\x10undelivered_rows\x18\x08 \x03(\r\x12\x13\n\x0b\x64uration_ns\x18\t \x01(\x04\x12\x0f\n\x07\x63opy_ns\x18\n \x01(\x04\x12\x13\n\x0bwas_refused\x18\x0b \x01(\x08\"s\n\x0eRecordedUpdate\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x15\n\x08priority\x18\x02 \x01(\x11H\x00\x88\x01\x01\x12\x18\n\x0b\x64\x65\x61\x64line_ns\x18\x03 \x01(\x04H\x01\x88\x01\x01\x42\x0b\n\t_priorityB\x0e\n\x0c_deadline_ns\"\x0f\n\rRecordedReset\"\x0e\n\x0cRecordedTick\"e\n\x0fRecordedContent\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x14\n\x0c\x62lock_hashes\x18\x03 \x03(\x06\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,32 +33,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RECORDINGHEADER_LIMITSENTRY']._loaded_options = None
   _globals['_RECORDINGHEADER_LIMITSENTRY']._serialized_options = b'8\001'
-  _globals['_RECORDINGHEADER_TENANTRANKSENTRY']._loaded_options = None
-  _globals['_RECORDINGHEADER_TENANTRANKSENTRY']._serialized_options = b'8\001'
   _globals['_RECORDEDREPLICA_FIELDSENTRY']._loaded_options = None
   _globals['_RECORDEDREPLICA_FIELDSENTRY']._serialized_options = b'8\001'
   _globals['_RECORDINGHEADER']._serialized_start=59
-  _globals['_RECORDINGHEADER']._serialized_end=507
-  _globals['_RECORDINGHEADER_LIMITSENTRY']._serialized_start=410
-  _globals['_RECORDINGHEADER_LIMITSENTRY']._serialized_end=455
-  _globals['_RECORDINGHEADER_TENANTRANKSENTRY']._serialized_start=457
-  _globals['_RECORDINGHEADER_TENANTRANKSENTRY']._serialized_end=507
-  _globals['_RECORD']._serialized_start=510
-  _globals['_RECORD']._serialized_end=1009
-  _globals['_RECORDEDREQUEST']._serialized_start=1012
-  _globals['_RECORDEDREQUEST']._serialized_end=1471
-  _globals['_RECORDEDREPLICA']._serialized_start=1474
-  _globals['_RECORDEDREPLICA']._serialized_end=1603
-  _globals['_RECORDEDREPLICA_FIELDSENTRY']._serialized_start=1558
-  _globals['_RECORDEDREPLICA_FIELDSENTRY']._serialized_end=1603
-  _globals['_RECORDEDRESULT']._serialized_start=1606
-  _globals['_RECORDEDRESULT']._serialized_end=1846
-  _globals['_RECORDEDUPDATE']._serialized_start=1848
-  _globals['_RECORDEDUPDATE']._serialized_end=1963
-  _globals['_RECORDEDRESET']._serialized_start=1965
-  _globals['_RECORDEDRESET']._serialized_end=1980
-  _globals['_RECORDEDTICK']._serialized_start=1982
-  _globals['_RECORDEDTICK']._serialized_end=1996
-  _globals['_RECORDEDCONTENT']._serialized_start=1998
-  _globals['_RECORDEDCONTENT']._serialized_end=2078
+  _globals['_RECORDINGHEADER']._serialized_end=455
+  _globals['_RECORDINGHEADER_LIMITSENTRY']._serialized_start=404
+  _globals['_RECORDINGHEADER_LIMITSENTRY']._serialized_end=449
+  _globals['_RECORD']._serialized_start=458
+  _globals['_RECORD']._serialized_end=976
+  _globals['_RECORDEDREQUEST']._serialized_start=979
+  _globals['_RECORDEDREQUEST']._serialized_end=1438
+  _globals['_RECORDEDREPLICA']._serialized_start=1441
+  _globals['_RECORDEDREPLICA']._serialized_end=1570
+  _globals['_RECORDEDREPLICA_FIELDSENTRY']._serialized_start=1525
+  _globals['_RECORDEDREPLICA_FIELDSENTRY']._serialized_end=1570
+  _globals['_RECORDEDRESULT']._serialized_start=1573
+  _globals['_RECORDEDRESULT']._serialized_end=1813
+  _globals['_RECORDEDUPDATE']._serialized_start=1815
+  _globals['_RECORDEDUPDATE']._serialized_end=1930
+  _globals['_RECORDEDRESET']._serialized_start=1932
+  _globals['_RECORDEDRESET']._serialized_end=1947
+  _globals['_RECORDEDTICK']._serialized_start=1949
+  _globals['_RECORDEDTICK']._serialized_end=1963
+  _globals['_RECORDEDCONTENT']._serialized_start=1965
+  _globals['_RECORDEDCONTENT']._serialized_end=2066
 # @@protoc_insertion_point(module_scope)

@@ -4,8 +4,9 @@ isort:skip_file
 The flight recorder's file: the inputs of the scheduler's core, from which its decisions can be made again.
 
 The file is "octavo-recording\\n", then one RecordingHeader, then Records, each with its length before it as a varint.
-Prompts and outputs are not in it: of each sequence it holds salted hashes of full blocks, which are equal where the
-tokens up to a block's end are. Tenants, salts and groups are salted hashes too. The salt is not in it.
+Prompts and outputs are not in it: of each sequence it holds salted names of full blocks, which are equal where the
+tokens up to a block's end are. Tenants, salts and groups are salted hashes too. The salt is not in it. Where the
+recorder's ring has forgotten the beginning, the file begins with the state of the core at that point.
 """
 
 from collections import abc as _abc
@@ -49,26 +50,6 @@ class RecordingHeader(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-    @_typing.final
-    class TenantRanksEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.int
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: _builtins.int = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
     VERSION_FIELD_NUMBER: _builtins.int
     SOFTWARE_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
@@ -77,33 +58,36 @@ class RecordingHeader(_message.Message):
     NUM_DROPPED_RECORDS_FIELD_NUMBER: _builtins.int
     DEFECT_FIELD_NUMBER: _builtins.int
     DECISIONS_FIELD_NUMBER: _builtins.int
-    TENANT_RANKS_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
-    """Version of the file's format: 1."""
+    """Version of the file's format: 2."""
     software: _builtins.str
     """Version of the software that decided."""
     salt_id: _builtins.str
     """Names the salt of all hashes without telling it: two files of one salt can be compared."""
     has_tokens: _builtins.bool
-    """Whether token ids are recorded, and hashes are not."""
+    """Whether token ids are recorded beside the names of blocks."""
     num_dropped_records: _builtins.int
-    """Records that were dropped at the beginning, because the ring was full. Over 0: the decisions cannot be made again."""
+    """Records that were dropped at the beginning, because the ring was full."""
     defect: _builtins.str
-    """Why the decisions cannot be made again, for another reason. Empty: there is none."""
+    """Why the decisions cannot be made again. Empty: they can."""
     decisions: _builtins.int
     """Sum of all decisions before the first record."""
+    state: _builtins.str
+    """The core's state before the first record, as JSON. Empty: it had just started, or there is a defect."""
     @_builtins.property
     def limits(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """The core's limits: each field as JSON, by name."""
 
     @_builtins.property
-    def tenant_ranks(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Under the fair policy, which breaks ties by tenants' names: the rank of each tenant's name, by its salted hash."""
-
-    @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecordedReplica]:
         """Replicas that had attached before the first record, and had not detached."""
+
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecordedRequest]:
+        """Requests of the sequences that are live in that state."""
 
     def __init__(
         self,
@@ -116,12 +100,13 @@ class RecordingHeader(_message.Message):
         num_dropped_records: _builtins.int = ...,
         defect: _builtins.str = ...,
         decisions: _builtins.int = ...,
-        tenant_ranks: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         replicas: _abc.Iterable[Global___RecordedReplica] | None = ...,
+        state: _builtins.str = ...,
+        requests: _abc.Iterable[Global___RecordedRequest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decisions", b"decisions", "defect", b"defect", "has_tokens", b"has_tokens", "limits", b"limits", "num_dropped_records", b"num_dropped_records", "replicas", b"replicas", "salt_id", b"salt_id", "software", b"software", "tenant_ranks", b"tenant_ranks", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decisions", b"decisions", "defect", b"defect", "has_tokens", b"has_tokens", "limits", b"limits", "num_dropped_records", b"num_dropped_records", "replicas", b"replicas", "requests", b"requests", "salt_id", b"salt_id", "software", b"software", "state", b"state", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -146,6 +131,7 @@ class Record(_message.Message):
     RESET_FIELD_NUMBER: _builtins.int
     TICK_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
+    UNDRAIN_FIELD_NUMBER: _builtins.int
     now_ns: _builtins.int
     """The caller's clock, in nanoseconds."""
     decisions: _builtins.int
@@ -158,6 +144,8 @@ class Record(_message.Message):
     """The replica's next step was asked for."""
     drain: _builtins.int
     """The replica was to drain."""
+    undrain: _builtins.int
+    """The replica was to serve again."""
     @_builtins.property
     def submit(self) -> Global___RecordedRequest:
         """A sequence came."""
@@ -202,12 +190,13 @@ class Record(_message.Message):
         reset: Global___RecordedReset | None = ...,
         tick: Global___RecordedTick | None = ...,
         content: Global___RecordedContent | None = ...,
+        undrain: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "cancel", b"cancel", "complete", b"complete", "content", b"content", "detach", b"detach", "drain", b"drain", "input", b"input", "plan", b"plan", "reset", b"reset", "submit", b"submit", "tick", b"tick", "update", b"update"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "cancel", b"cancel", "complete", b"complete", "content", b"content", "detach", b"detach", "drain", b"drain", "input", b"input", "plan", b"plan", "reset", b"reset", "submit", b"submit", "tick", b"tick", "undrain", b"undrain", "update", b"update"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "cancel", b"cancel", "complete", b"complete", "content", b"content", "decisions", b"decisions", "detach", b"detach", "drain", b"drain", "input", b"input", "now_ns", b"now_ns", "plan", b"plan", "reset", b"reset", "submit", b"submit", "tick", b"tick", "update", b"update"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "cancel", b"cancel", "complete", b"complete", "content", b"content", "decisions", b"decisions", "detach", b"detach", "drain", b"drain", "input", b"input", "now_ns", b"now_ns", "plan", b"plan", "reset", b"reset", "submit", b"submit", "tick", b"tick", "undrain", b"undrain", "update", b"update"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["submit", "cancel", "attach", "detach", "plan", "complete", "update", "drain", "reset", "tick", "content"]  # noqa: Y015
+    _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["submit", "cancel", "attach", "detach", "plan", "complete", "update", "drain", "reset", "tick", "content", "undrain"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
 
@@ -507,20 +496,23 @@ Global___RecordedTick: _TypeAlias = RecordedTick  # noqa: Y015
 
 @_typing.final
 class RecordedContent(_message.Message):
-    """What a sequence held."""
+    """What a sequence held, for replicas of one kind."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SEQUENCE_ID_FIELD_NUMBER: _builtins.int
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     BLOCK_HASHES_FIELD_NUMBER: _builtins.int
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.int
     """The sequence."""
     block_size: _builtins.int
     """Tokens per block."""
+    fingerprint: _builtins.str
+    """Fingerprint of the replicas' model."""
     @_builtins.property
     def block_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Salted hash of all tokens up to the end of each full block."""
+        """Salted name of each full block that the core looked for: equal where all tokens up to its end are."""
 
     def __init__(
         self,
@@ -528,10 +520,11 @@ class RecordedContent(_message.Message):
         sequence_id: _builtins.int = ...,
         block_size: _builtins.int = ...,
         block_hashes: _abc.Iterable[_builtins.int] | None = ...,
+        fingerprint: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_hashes", b"block_hashes", "block_size", b"block_size", "sequence_id", b"sequence_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_hashes", b"block_hashes", "block_size", b"block_size", "fingerprint", b"fingerprint", "sequence_id", b"sequence_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -4,8 +4,9 @@ isort:skip_file
 The flight recorder's file: the inputs of the scheduler's core, from which its decisions can be made again.
 
 The file is "octavo-recording\\n", then one RecordingHeader, then Records, each with its length before it as a varint.
-Prompts and outputs are not in it: of each sequence it holds salted hashes of full blocks, which are equal where the
-tokens up to a block's end are. Tenants, salts and groups are salted hashes too. The salt is not in it.
+Prompts and outputs are not in it: of each sequence it holds salted names of full blocks, which are equal where the
+tokens up to a block's end are. Tenants, salts and groups are salted hashes too. The salt is not in it. Where the
+recorder's ring has forgotten the beginning, the file begins with the state of the core at that point.
 """
 
 from collections import abc as _abc

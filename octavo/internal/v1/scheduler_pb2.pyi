@@ -1375,6 +1375,50 @@ class DrainResponse(_message.Message):
 Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
 
 @_typing.final
+class UndrainRequest(_message.Message):
+    """Asks a replica to serve again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: _builtins.int
+    replica: _builtins.str
+    """Name of the replica."""
+    def __init__(
+        self,
+        *,
+        replica: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replica", b"replica"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndrainRequest: _TypeAlias = UndrainRequest  # noqa: Y015
+
+@_typing.final
+class UndrainResponse(_message.Message):
+    """It does."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_RUNNING_FIELD_NUMBER: _builtins.int
+    num_running: _builtins.int
+    """Sequences that run there."""
+    def __init__(
+        self,
+        *,
+        num_running: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_running", b"num_running"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndrainResponse: _TypeAlias = UndrainResponse  # noqa: Y015
+
+@_typing.final
 class DumpRecorderRequest(_message.Message):
     """Asks for the flight recorder's content."""
 

@@ -235,6 +235,11 @@ class ControlServiceStub:
                 request_serializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.DrainRequest.SerializeToString,
                 response_deserializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.Undrain = channel.unary_unary(
+                '/octavo.internal.v1.ControlService/Undrain',
+                request_serializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.UndrainRequest.SerializeToString,
+                response_deserializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.UndrainResponse.FromString,
+                _registered_method=True)
         self.DumpRecorder = channel.unary_stream(
                 '/octavo.internal.v1.ControlService/DumpRecorder',
                 request_serializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.DumpRecorderRequest.SerializeToString,
@@ -295,6 +300,13 @@ class ControlServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Undrain(self, request, context):
+        """A draining replica takes new sequences again. NOT_FOUND for an unknown name; nothing happens if it does not drain.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DumpRecorder(self, request, context):
         """The flight recorder's file, in pieces. FAILED_PRECONDITION when nothing is recorded.
         """
@@ -339,6 +351,11 @@ def add_ControlServiceServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.DrainRequest.FromString,
                     response_serializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.DrainResponse.SerializeToString,
+            ),
+            'Undrain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Undrain,
+                    request_deserializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.UndrainRequest.FromString,
+                    response_serializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.UndrainResponse.SerializeToString,
             ),
             'DumpRecorder': grpc.unary_stream_rpc_method_handler(
                     servicer.DumpRecorder,
@@ -536,6 +553,33 @@ class ControlService:
             '/octavo.internal.v1.ControlService/Drain',
             octavo_dot_internal_dot_v1_dot_scheduler__pb2.DrainRequest.SerializeToString,
             octavo_dot_internal_dot_v1_dot_scheduler__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Undrain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.internal.v1.ControlService/Undrain',
+            octavo_dot_internal_dot_v1_dot_scheduler__pb2.UndrainRequest.SerializeToString,
+            octavo_dot_internal_dot_v1_dot_scheduler__pb2.UndrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

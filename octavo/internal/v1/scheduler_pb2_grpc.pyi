@@ -108,6 +108,8 @@ class ControlServiceStub:
     """Ends live sequences with a final status. NOT_FOUND when no live one is named so."""
     Drain: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.DrainRequest, _scheduler_pb2.DrainResponse]
     """A replica takes no new sequences, what runs there ends, what waits goes to others. NOT_FOUND for an unknown name."""
+    Undrain: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.UndrainRequest, _scheduler_pb2.UndrainResponse]
+    """A draining replica takes new sequences again. NOT_FOUND for an unknown name; nothing happens if it does not drain."""
     DumpRecorder: _grpc.UnaryStreamMultiCallable[_scheduler_pb2.DumpRecorderRequest, _scheduler_pb2.DumpRecorderResponse]
     """The flight recorder's file, in pieces. FAILED_PRECONDITION when nothing is recorded."""
 
@@ -130,6 +132,8 @@ class ControlServiceAsyncStub(ControlServiceStub):
     """Ends live sequences with a final status. NOT_FOUND when no live one is named so."""
     Drain: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.DrainRequest, _scheduler_pb2.DrainResponse]  # type: ignore[assignment]
     """A replica takes no new sequences, what runs there ends, what waits goes to others. NOT_FOUND for an unknown name."""
+    Undrain: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.UndrainRequest, _scheduler_pb2.UndrainResponse]  # type: ignore[assignment]
+    """A draining replica takes new sequences again. NOT_FOUND for an unknown name; nothing happens if it does not drain."""
     DumpRecorder: _aio.UnaryStreamMultiCallable[_scheduler_pb2.DumpRecorderRequest, _scheduler_pb2.DumpRecorderResponse]  # type: ignore[assignment]
     """The flight recorder's file, in pieces. FAILED_PRECONDITION when nothing is recorded."""
 
@@ -191,6 +195,14 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.DrainResponse, _abc.Awaitable[_scheduler_pb2.DrainResponse]]:
         """A replica takes no new sequences, what runs there ends, what waits goes to others. NOT_FOUND for an unknown name."""
+
+    @_abc_1.abstractmethod
+    def Undrain(
+        self,
+        request: _scheduler_pb2.UndrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.UndrainResponse, _abc.Awaitable[_scheduler_pb2.UndrainResponse]]:
+        """A draining replica takes new sequences again. NOT_FOUND for an unknown name; nothing happens if it does not drain."""
 
     @_abc_1.abstractmethod
     def DumpRecorder(

@@ -19,6 +19,34 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _GrammarKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _GrammarKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GrammarKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    GRAMMAR_KIND_UNSPECIFIED: _GrammarKind.ValueType  # 0
+    """Not set; refused."""
+    GRAMMAR_KIND_JSON_SCHEMA: _GrammarKind.ValueType  # 1
+    """A JSON Schema, as JSON."""
+    GRAMMAR_KIND_REGEX: _GrammarKind.ValueType  # 2
+    """A regular expression for the whole output."""
+    GRAMMAR_KIND_LARK: _GrammarKind.ValueType  # 3
+    """A context-free grammar in llguidance's variant of Lark."""
+
+class GrammarKind(_GrammarKind, metaclass=_GrammarKindEnumTypeWrapper):
+    """How a grammar is written."""
+
+GRAMMAR_KIND_UNSPECIFIED: GrammarKind.ValueType  # 0
+"""Not set; refused."""
+GRAMMAR_KIND_JSON_SCHEMA: GrammarKind.ValueType  # 1
+"""A JSON Schema, as JSON."""
+GRAMMAR_KIND_REGEX: GrammarKind.ValueType  # 2
+"""A regular expression for the whole output."""
+GRAMMAR_KIND_LARK: GrammarKind.ValueType  # 3
+"""A context-free grammar in llguidance's variant of Lark."""
+Global___GrammarKind: _TypeAlias = GrammarKind  # noqa: Y015
+
 class _Task:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -63,6 +91,8 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     """max_tokens or the context length was reached."""
     FINISH_REASON_NUMERIC_ERROR: _FinishReason.ValueType  # 4
     """The logits held NaN or infinity; the sequence fails alone."""
+    FINISH_REASON_GRAMMAR_ERROR: _FinishReason.ValueType  # 5
+    """The grammar allows no token of the model here, or became too complex to follow; the sequence fails alone."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
     """Why a sequence ended at the worker."""
@@ -77,6 +107,8 @@ FINISH_REASON_LENGTH: FinishReason.ValueType  # 3
 """max_tokens or the context length was reached."""
 FINISH_REASON_NUMERIC_ERROR: FinishReason.ValueType  # 4
 """The logits held NaN or infinity; the sequence fails alone."""
+FINISH_REASON_GRAMMAR_ERROR: FinishReason.ValueType  # 5
+"""The grammar allows no token of the model here, or became too complex to follow; the sequence fails alone."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 @_typing.final
@@ -104,6 +136,7 @@ class SamplingParams(_message.Message):
     NUM_LOGPROBS_FIELD_NUMBER: _builtins.int
     NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_START_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """In [0, 2]; 0 is greedy."""
     top_p: _builtins.float
@@ -146,6 +179,12 @@ class SamplingParams(_message.Message):
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ids that end the sequence because the request named them."""
 
+    @_builtins.property
+    def grammar(self) -> Global___Grammar:
+        """What the output must be. Absent: anything. An end token is allowed where the grammar is complete; where nothing else
+        is, it ends the sequence whatever min_tokens and ignore_eos say.
+        """
+
     def __init__(
         self,
         *,
@@ -166,10 +205,11 @@ class SamplingParams(_message.Message):
         num_logprobs: _builtins.int | None = ...,
         num_prompt_logprobs: _builtins.int | None = ...,
         prompt_logprobs_start: _builtins.int = ...,
+        grammar: Global___Grammar | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "grammar", b"grammar", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "bias_token_ids", b"bias_token_ids", "bias_values", b"bias_values", "end_token_ids", b"end_token_ids", "frequency_penalty", b"frequency_penalty", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "presence_penalty", b"presence_penalty", "prompt_logprobs_start", b"prompt_logprobs_start", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "bias_token_ids", b"bias_token_ids", "bias_values", b"bias_values", "end_token_ids", b"end_token_ids", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "presence_penalty", b"presence_penalty", "prompt_logprobs_start", b"prompt_logprobs_start", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_logprobs: _TypeAlias = _typing.Literal["num_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_logprobs: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs"]  # noqa: Y015
@@ -181,6 +221,32 @@ class SamplingParams(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_prompt_logprobs) -> _WhichOneofReturnType__num_prompt_logprobs | None: ...
 
 Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
+
+@_typing.final
+class Grammar(_message.Message):
+    """What a sequence's output must be, prior tokens included. The router has compiled it once."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    kind: Global___GrammarKind.ValueType
+    """How `text` is written."""
+    text: _builtins.str
+    """The grammar. A client's: never logged."""
+    def __init__(
+        self,
+        *,
+        kind: Global___GrammarKind.ValueType = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Grammar: _TypeAlias = Grammar  # noqa: Y015
 
 @_typing.final
 class StartPhase(_message.Message):
