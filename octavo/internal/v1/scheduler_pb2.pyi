@@ -59,6 +59,7 @@ class WatchResponse(_message.Message):
     ROUTER_ID_FIELD_NUMBER: _builtins.int
     MODELS_FIELD_NUMBER: _builtins.int
     STARTING_FIELD_NUMBER: _builtins.int
+    WORKER_CURVE_PUBLIC_KEYS_FIELD_NUMBER: _builtins.int
     router_id: _builtins.int
     """The id under which requests name this router's endpoint."""
     @_builtins.property
@@ -69,16 +70,21 @@ class WatchResponse(_message.Message):
     def starting(self) -> _containers.RepeatedCompositeFieldContainer[Global___StartingWorker]:
         """Workers that are starting."""
 
+    @_builtins.property
+    def worker_curve_public_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """CURVE public keys, Z85, of the attached workers: a router with a key of its own takes tokens from these alone."""
+
     def __init__(
         self,
         *,
         router_id: _builtins.int = ...,
         models: _abc.Iterable[Global___ServedModel] | None = ...,
         starting: _abc.Iterable[Global___StartingWorker] | None = ...,
+        worker_curve_public_keys: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models", "router_id", b"router_id", "starting", b"starting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models", "router_id", b"router_id", "starting", b"starting", "worker_curve_public_keys", b"worker_curve_public_keys"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -38,6 +38,7 @@ class Hello(_message.Message):
     NUM_SLOTS_FIELD_NUMBER: _builtins.int
     MAX_STEP_TOKENS_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
+    CURVE_PUBLIC_KEY_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """Random number drawn at the worker's start; results carry it, so that a late one is never taken for a new one's."""
     block_size: _builtins.int
@@ -52,6 +53,8 @@ class Hello(_message.Message):
     """Most tokens in one step (max_num_batched_tokens)."""
     name: _builtins.str
     """A name for logs and receipts, such as host:pid."""
+    curve_public_key: _builtins.str
+    """CURVE public key, Z85, that its token sockets use with routers which have one. Empty: it cannot speak CURVE."""
     @_builtins.property
     def model(self) -> _types_pb2.ModelInfo:
         """The model it holds."""
@@ -67,10 +70,11 @@ class Hello(_message.Message):
         num_slots: _builtins.int = ...,
         max_step_tokens: _builtins.int = ...,
         name: _builtins.str = ...,
+        curve_public_key: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "incarnation", b"incarnation", "max_step_tokens", b"max_step_tokens", "model", b"model", "name", b"name", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks", "num_slots", b"num_slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "curve_public_key", b"curve_public_key", "incarnation", b"incarnation", "max_step_tokens", b"max_step_tokens", "model", b"model", "name", b"name", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks", "num_slots", b"num_slots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
