@@ -202,7 +202,10 @@ class Engine:
     def served(self, router: Router) -> pb.WatchResponse:
         """What a router is told."""
         models, starting = self._models.values(), self._starting.values()
-        return pb.WatchResponse(router_id=router.router_id, models=models, starting=starting)
+        keys = sorted({replica.hello.curve_public_key for replica in self._replicas.values()} - {""})
+        return pb.WatchResponse(
+            router_id=router.router_id, models=models, starting=starting, worker_curve_public_keys=keys
+        )
 
     def reset_prefix_cache(self) -> int:
         """Forgets cached prefixes that no running sequence holds; how many blocks."""

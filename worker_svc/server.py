@@ -85,8 +85,9 @@ def _serve(config: WorkerConfig, name: str, link: SchedulerLink, inbox: Inbox, s
     gc.freeze()
     gc.enable()
     _LOG.info("ready after %.2f s", phases.seconds)
-    link.ready(loaded.hello)
     outlet = TokenOutlet()
+    loaded.hello.curve_public_key = outlet.curve_public_key
+    link.ready(loaded.hello)
     try:
         Engine(loaded.runner, outlet, inbox, loaded.threads).run(lambda: shutdown.draining)
     finally:

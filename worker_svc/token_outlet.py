@@ -34,6 +34,12 @@ class TokenOutlet:
         # None: known, but its endpoint was refused.
         self._sockets: dict[int, zmq.Socket[bytes] | None] = {}
         self._refusing: set[int] = set()
+        self._curve_keys = zmq.curve_keypair() if zmq.has("curve") else None
+
+    @property
+    def curve_public_key(self) -> str:
+        """The key by which routers know this worker, Z85; empty where libzmq speaks no CURVE."""
+        return "" if self._curve_keys is None else self._curve_keys[0].decode("ascii")
 
     def knows(self, router_id: int) -> bool:
         """Whether the scheduler has announced the router and not said that it is gone."""
@@ -103,6 +109,7 @@ class TokenOutlet:
         socket.setsockopt(zmq.RECONNECT_IVL, 100)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         if curve_public_key:
-            public, secret = zmq.curve_keypair()
-            socket.curve_publickey, socket.curve_secretkey = public, secret
+            if self._curve_keys is None:
+                raise ValueError("this libzmq was built without CURVE, which the router asks for")
+            socket.curve_publickey, socket.curve_secretkey = self._curve_keys
             socket.curve_serverkey = curve_public_key.encode("ascii")

@@ -17,6 +17,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
+from octavo import tracing
 from octavo.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
 from router.errors import ErrorKind
 from router.streams.token_inlet import read_finish
@@ -63,6 +64,7 @@ class SchedulerState:
     router_id: int = 0
     models: Mapping[str, scheduler_pb2.ServedModel] = field(default_factory=dict)
     starting: tuple[scheduler_pb2.StartingWorker, ...] = ()
+    worker_curve_keys: frozenset[str] = frozenset()
 
     def can_serve(self, model: str) -> bool:
         """Whether some replica of the model can produce a token now."""
@@ -97,9 +99,10 @@ class SchedulerClient:
             self._replace(replace(self.state, connected=False))
             await asyncio.sleep(_WATCH_PAUSE_S)
 
-    def generate(self, request: scheduler_pb2.GenerateRequest) -> GenerateCall:
-        """Open one attempt; cancelling the task that reads it cancels the call."""
-        call: GenerateCall = self._stub.Generate(request)
+    def generate(self, request: scheduler_pb2.GenerateRequest, traceparent: str = "") -> GenerateCall:
+        """Open one attempt; cancelling the task that reads it cancels the call. An empty traceparent is none."""
+        metadata = ((tracing.HEADER, traceparent),) if traceparent else None
+        call: GenerateCall = self._stub.Generate(request, metadata=metadata)
         return call
 
     async def close(self) -> None:
@@ -115,7 +118,9 @@ class SchedulerClient:
 
 def _read_state(response: scheduler_pb2.WatchResponse) -> SchedulerState:
     models = {served.info.name: served for served in response.models}
-    return SchedulerState(True, response.router_id, models, tuple(response.starting))
+    return SchedulerState(
+        True, response.router_id, models, tuple(response.starting), frozenset(response.worker_curve_public_keys)
+    )
 
 
 def read_event(attempt: int, response: scheduler_pb2.GenerateResponse) -> Input | None:

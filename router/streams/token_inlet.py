@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import zmq
@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 from octavo.internal.v1 import types_pb2, worker_pb2
 from octavo.process import StartError
 from router.streams.types import Finish, PromptDelta, TokenDelta, TokenLogprob
+from router.streams.worker_keys import ZAP_DOMAIN, WorkerKeys
 
 _LOG = logging.getLogger(__name__)
 
@@ -47,11 +48,18 @@ class StreamKeys:
 class TokenInlet:
     """The socket and the table of who waits. Create it in a running event loop."""
 
-    def __init__(self, listen: str, advertise: str | None = None) -> None:
-        """Bind. Raises StartError naming the endpoint and what is wrong with it."""
+    def __init__(self, listen: str, advertise: str | None = None, *, curve: bool = False) -> None:
+        """Bind. Raises StartError naming the endpoint and what is wrong with it.
+
+        With `curve` messages are encrypted and taken from the workers of `authorise` alone.
+        """
         self._sinks: dict[int, Sink] = {}
         self.num_dropped_messages = 0
-        self._socket = zmq.asyncio.Context.instance().socket(zmq.PULL)
+        # Authentication is by context, so a socket that has it needs a context of its own.
+        context = zmq.asyncio.Context() if curve else zmq.asyncio.Context.instance()
+        self.worker_keys = WorkerKeys(context) if curve else None
+        self._socket = context.socket(zmq.PULL)
+        self.curve_public_key = self._become_curve_server() if curve else ""
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.MAXMSGSIZE, LONGEST_MESSAGE_BYTES)
         self._socket.setsockopt(zmq.IPV6, int("[" in listen))
@@ -67,6 +75,11 @@ class TokenInlet:
         self.endpoint = advertise or bound
         """Where workers are told to send tokens to."""
 
+    def authorise(self, worker_keys: Iterable[str]) -> None:
+        """Take tokens from the workers with these CURVE keys alone. Does nothing where the socket is plain."""
+        if self.worker_keys is not None:
+            self.worker_keys.authorise(worker_keys)
+
     def register(self, stream_key: int, sink: Sink) -> None:
         """Tokens of this key go to `sink` from now on."""
         self._sinks[stream_key] = sink
@@ -77,6 +90,12 @@ class TokenInlet:
 
     async def run(self) -> None:
         """Receive until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            if self.worker_keys is not None:
+                tasks.create_task(self.worker_keys.run())
+            tasks.create_task(self._receive())
+
+    async def _receive(self) -> None:
         while True:
             frames: list[bytes] = await self._socket.recv_multipart()
             self.take(frames)
@@ -101,6 +120,15 @@ class TokenInlet:
     def close(self) -> None:
         """Unbind; the endpoint is free afterwards."""
         self._socket.close()
+        if self.worker_keys is not None:
+            self.worker_keys.close()
+
+    def _become_curve_server(self) -> str:
+        """Keys of this start; returns the public one, Z85."""
+        public, self._socket.curve_secretkey = zmq.curve_keypair()
+        self._socket.curve_server = True
+        self._socket.zap_domain = ZAP_DOMAIN
+        return public.decode("ascii")
 
 
 def read_batch(data: bytes) -> Iterator[TokenDelta | PromptDelta]:
@@ -139,6 +167,7 @@ _FINISH: Mapping[int, Finish] = {
     types_pb2.FINISH_REASON_STOP_TOKEN: Finish.STOP_TOKEN,
     types_pb2.FINISH_REASON_LENGTH: Finish.LENGTH,
     types_pb2.FINISH_REASON_NUMERIC_ERROR: Finish.NUMERIC_ERROR,
+    types_pb2.FINISH_REASON_GRAMMAR_ERROR: Finish.GRAMMAR_ERROR,
 }
 
 
