@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from octavo import common_options
 from octavo.options import DEFAULT_MODEL, LOG_LEVELS, Limits, OptionError, argument, check_values, option
 
 _PORT = Limits(0, 65535)
@@ -48,6 +49,10 @@ class RouterConfig:
         "unset, they are random.",
         limits=Limits(-(2**63), 2**63 - 1),
     )
+    metrics_by_tenant: bool = option(False, "Count tokens by tenant too, in metrics of their own.")
+    otlp_endpoint: str | None = common_options.otlp_endpoint()
+    otlp_sampling_ratio: float = common_options.otlp_sampling_ratio()
+    log_format: str = common_options.log_format()
     log_level: str = option("info", "Least serious messages that are logged.", choices=LOG_LEVELS)
 
     def __post_init__(self) -> None:

@@ -18,6 +18,7 @@ from octavo.internal.v1 import scheduler_pb2
 from octavo.phases import Phase
 from router.errors import InvalidRequest, NotFound, Unavailable, check_text, show_value
 from router.generation import Prepared, StreamContext, run
+from router.metrics import RouterMetrics
 from router.readiness import Readiness, judge
 from router.requests import ChatPrompt, Event, GenerationRequest, RequestOptions, clean_request_id
 from router.sampling import ModelLimits, check_sampling
@@ -27,6 +28,7 @@ from router.streams.token_inlet import StreamKeys, TokenInlet
 from router.streams.types import Output, StreamSpec
 from router.text.model_text import ModelText
 from router.text.prompt import Prompt
+from router.traces import INCOMING, RequestTracer
 from router.worker_starts import WorkerStarts
 
 MAX_SALT_CHARS = 256
@@ -47,11 +49,14 @@ class FrontDoor:
         inlet: TokenInlet,
         recovery_timeout_s: float,
         seed: int | None = None,
+        metrics: RouterMetrics | None = None,
+        tracer: RequestTracer | None = None,
     ) -> None:
         self.model = model
         self.text: ModelText | None = None
         self.draining = False
         self.own_phases: Callable[[], Sequence[Phase]] = lambda: ()
+        self.metrics = metrics or RouterMetrics()
         self._scheduler = scheduler
         self._inlet = inlet
         self._seeds = random.SystemRandom() if seed is None else random.Random(seed)
@@ -65,6 +70,8 @@ class FrontDoor:
             make_driver=self._make_driver,
             recovery_timeout_s=recovery_timeout_s,
             token_endpoint=inlet.endpoint,
+            metrics=self.metrics,
+            tracer=tracer,
         )
         self._starts = WorkerStarts()
         scheduler.on_change(lambda state: self._starts.observe(state.starting))
@@ -97,6 +104,7 @@ class FrontDoor:
 
     async def prepare(self, request: GenerationRequest) -> list[Prepared]:
         """Check everything, before anything runs. Raises RouterError; one bad prompt refuses them all."""
+        arrived_at = self.metrics.clock()
         text, served = self._require_ready(request.options.model)
         info = served.info
         builder = text.prompts(vocab_size=info.vocab_size, max_model_len=info.max_model_len)
@@ -127,6 +135,8 @@ class FrontDoor:
                 ),
                 options=options,
                 end_token_ids=tuple(info.end_token_ids),
+                arrived_at=arrived_at,
+                traceparent=INCOMING.get(),
                 prompt_text=prompt.text if request.sampling.echo else None,
             )
             for position, prompt in enumerate(prompts)

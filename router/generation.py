@@ -21,6 +21,9 @@ from router.errors import (
     RouterError,
     Unavailable,
 )
+from router.metrics import RouterMetrics, SequenceMeter, abort_reason
+from router.replies.output import Reply, ReplySpec
+from router.replies.types import NOTHING, ReplyPiece
 from router.requests import (
     ChoiceEnd,
     Event,
@@ -48,6 +51,7 @@ from router.streams.types import (
 from router.text.detokenize import Detokenizer, OutputText
 from router.text.stop import StopMatcher
 from router.text.tokenizer import Tokenizer
+from router.traces import RequestTrace, RequestTracer
 
 _DEFAULT_RETRY_S = 1.0
 
@@ -61,8 +65,14 @@ class Prepared:
     params: SamplingParams
     options: RequestOptions
     end_token_ids: tuple[int, ...]
+    arrived_at: float
+    """When the request came, by the clock of the router's metrics."""
+    traceparent: str = ""
+    """The span that the request belongs to, where it came with one."""
     prompt_text: str | None = None
     """The prompt as text, where the request asked for an echo."""
+    reply: ReplySpec | None = None
+    """What a chat's answer may hold beside content; None where all text is content."""
 
 
 DriverFactory = Callable[[StreamSpec, scheduler_pb2.GenerateRequest, Callable[[Output], None]], SequenceDriver]
@@ -76,25 +86,51 @@ class StreamContext:
     make_driver: DriverFactory
     recovery_timeout_s: float
     token_endpoint: str
+    metrics: RouterMetrics
+    tracer: RequestTracer | None = None
 
 
 async def run(prepared: Prepared, tokenizer: Tokenizer, context: StreamContext) -> AsyncGenerator[Event, None]:
     """The events, ending with one ChoiceEnd a choice and one Usage. Raises RouterError; close it to cancel."""
     queue: asyncio.Queue[tuple[int, Output]] = asyncio.Queue()
-    choices = [_Choice(index, prepared, tokenizer) for index in range(prepared.params.n)]
-    drivers = [_make_driver(prepared, index, context, queue) for index in range(prepared.params.n)]
+    num_choices = prepared.params.n
+    choices = [_Choice(index, prepared, tokenizer, _meter(prepared, context)) for index in range(num_choices)]
+    drivers = [_make_driver(prepared, index, context, queue) for index in range(num_choices)]
+    context.metrics.begin(prepared.options.model, prepared.options.tenant, len(prepared.prompt_ids), num_choices)
+    trace = None if context.tracer is None else context.tracer.begin(prepared, num_choices)
+    failure: BaseException | None = None
     try:
         for driver in drivers:
+            if trace is not None:
+                driver.begin_attempt = trace.attempt
             driver.start()
         while not all(choice.end for choice in choices):
             index, output = await queue.get()
             for event in choices[index].take(output, drivers[index]):
                 yield event
         yield _usage(prepared, choices)
+    except BaseException as error:  # also a reader's going away, which raises inside
+        failure = error
+        raise
     finally:
         for choice, driver in zip(choices, drivers, strict=True):
             if choice.end is None:
+                choice.meter.abort(abort_reason(failure), driver.receipt)
                 driver.cancel()
+        if trace is not None:
+            _end_trace(trace, prepared, choices, failure)
+
+
+def _meter(prepared: Prepared, context: StreamContext) -> SequenceMeter:
+    options = prepared.options
+    return context.metrics.sequence(options.model, options.tenant, prepared.arrived_at)
+
+
+def _end_trace(trace: RequestTrace, prepared: Prepared, choices: list[_Choice], failure: BaseException | None) -> None:
+    ends = [choice.end for choice in choices if choice.end is not None]
+    num_tokens = sum(choice.meter.num for choice in choices)
+    all_ended = len(ends) == len(choices)
+    trace.end(ends, len(prepared.prompt_ids), num_tokens, error="" if all_ended else abort_reason(failure))
 
 
 def _usage(prepared: Prepared, choices: list[_Choice]) -> Usage:
@@ -109,11 +145,12 @@ def _usage(prepared: Prepared, choices: list[_Choice]) -> Usage:
 class _Choice:
     """One of the n answers: its text so far, and its end."""
 
-    def __init__(self, index: int, prepared: Prepared, tokenizer: Tokenizer) -> None:
+    def __init__(self, index: int, prepared: Prepared, tokenizer: Tokenizer, meter: SequenceMeter) -> None:
         params = prepared.params
-        hidden = tokenizer.special_ids if params.skip_special_tokens else frozenset()
+        hidden = _hidden_ids(prepared, tokenizer)
         self.index = index
         self.end: ChoiceEnd | None = None
+        self.meter = meter
         self._prepared = prepared
         self._tokenizer = tokenizer
         self._text = OutputText(
@@ -121,6 +158,7 @@ class _Choice:
             StopMatcher(params.stop, include_match=params.include_stop_str_in_output),
             params.min_tokens,
         )
+        self._reply = None if prepared.reply is None else Reply(prepared.reply)
 
     def take(self, output: Output, driver: SequenceDriver) -> Iterable[Event]:
         """The events that one output makes. Raises RouterError for a failed sequence."""
@@ -142,15 +180,22 @@ class _Choice:
         step = self._text.push(tokens.token_ids)
         used = tokens.token_ids[: step.num_tokens]
         infos = tuple(self._info(token_id, entry) for token_id, entry in zip(used, tokens.logprobs or (), strict=False))
-        yield TextDelta(self.index, step.text, tokens.position, used, infos)
-        if step.stop is not None:
+        self.meter.tokens(len(used))
+        piece = ReplyPiece(step.text) if self._reply is None else self._reply.push(step.text)
+        yield self._delta(piece, tokens.position, used, infos)
+        is_over = self._reply is not None and self._reply.is_over
+        if step.stop is not None or is_over:
             driver.cancel()
+            if not is_over:
+                yield from self._flush_reply(self._text.num_tokens)
             yield self._finish("stop", self._text.num_tokens, driver.receipt, stop_string=step.stop)
 
     def _complete(self, done: Completed) -> Iterable[Event]:
         step = self._text.finish()
         if step.text:
-            yield TextDelta(self.index, step.text, done.num_tokens, ())
+            piece = ReplyPiece(step.text) if self._reply is None else self._reply.push(step.text)
+            yield self._delta(piece, done.num_tokens)
+        yield from self._flush_reply(done.num_tokens)
         counted = done.num_counted_tokens
         if step.stop is not None:
             yield self._finish("stop", counted, done.receipt, stop_string=step.stop)
@@ -158,6 +203,17 @@ class _Choice:
             yield self._finish("stop", counted, done.receipt, stop_token_id=done.final_token_id)
         else:
             yield self._finish("length" if done.finish is Finish.LENGTH else "stop", counted, done.receipt)
+
+    def _flush_reply(self, position: int) -> Iterable[Event]:
+        """What the reply still holds."""
+        piece = NOTHING if self._reply is None else self._reply.finish()
+        if piece != NOTHING:
+            yield self._delta(piece, position)
+
+    def _delta(
+        self, piece: ReplyPiece, position: int, ids: tuple[int, ...] = (), infos: tuple[TokenInfo, ...] = ()
+    ) -> TextDelta:
+        return TextDelta(self.index, piece.content, position, ids, infos, piece.reasoning, piece.tool_calls)
 
     def _finish(
         self,
@@ -169,7 +225,11 @@ class _Choice:
         stop_token_id: int | None = None,
     ) -> ChoiceEnd:
         seed = self._prepared.params.seed_of(self.index)
+        if reason == "stop" and self._reply is not None and self._reply.has_calls:
+            reason = "tool_calls"
         self.end = ChoiceEnd(self.index, reason, num_tokens, receipt, seed, stop_string, stop_token_id)
+        by_string, by_token = stop_string is not None, stop_token_id is not None
+        self.meter.complete("stop_string" if by_string else "stop_token" if by_token else reason, receipt)
         return self.end
 
     def _info(self, token_id: int, entry: TokenLogprob) -> TokenInfo:
@@ -181,6 +241,14 @@ class _Choice:
     def _prompt_infos(self, found: NewPromptLogprobs) -> Iterable[TokenInfo]:
         ids = self._prepared.prompt_ids[found.start : found.start + len(found.logprobs)]
         return (self._info(token_id, entry) for token_id, entry in zip(ids, found.logprobs, strict=True))
+
+
+def _hidden_ids(prepared: Prepared, tokenizer: Tokenizer) -> frozenset[int]:
+    """Tokens that add no text: special ones, but for the marks by which a reply is read."""
+    if not prepared.params.skip_special_tokens:
+        return frozenset()
+    marks = prepared.reply.marks if prepared.reply is not None else ()
+    return tokenizer.special_ids - {tokenizer.token_id(mark) for mark in marks} if marks else tokenizer.special_ids
 
 
 def _make_driver(

@@ -19,6 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
+from octavo.tracing import HEADER
 from octavo.v1 import inference_pb2 as pb
 from octavo.v1 import inference_pb2_grpc as pb_grpc
 from router.errors import Exhausted, InternalError, InvalidRequest, RouterError
@@ -33,13 +34,17 @@ from router.grpc_wire import (
     write_answer,
     write_event,
 )
+from router.metrics import RouterMetrics
 from router.requests import AnswerBuilder, GenerationRequest, clean_request_id
+from router.traces import INCOMING
 
 _LOG = logging.getLogger(__name__)
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
 ACCEPTED_PING_INTERVAL_S = 5
 """Clients may send keepalive pings this often, with or without calls, and are not sent away for it."""
+
+_ID_KEY = "x-request-id"
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Read = Callable[[float | None, str], GenerationRequest]
@@ -107,7 +112,7 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
         return pb.ListModelsResponse(models=[model])
 
     async def _stream(self, read: Read, response_type: type[_Stream], context: Context) -> None:
-        async with _statuses(context):
+        async with _statuses(context, self._front.metrics):
             prepared = await self._prepare(read, context)
             async with self._front.answer(prepared) as events:
                 async for event in events:
@@ -115,7 +120,7 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
                     await context.write(write_event(response, event))
 
     async def _unary(self, read: Read, response_type: type[_Unary], context: Context) -> _Unary:
-        async with _statuses(context):
+        async with _statuses(context, self._front.metrics):
             prepared = await self._prepare(read, context)
             builder = AnswerBuilder()
             async with self._front.answer(prepared) as events:
@@ -127,7 +132,8 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
         raise AssertionError("a call ends inside the block")
 
     async def _prepare(self, read: Read, context: Context) -> Prepared:
-        (prepared,) = await self._front.prepare(read(_deadline_s(context), _metadata_id(context)))
+        INCOMING.set(_metadata(context, HEADER))
+        (prepared,) = await self._front.prepare(read(_deadline_s(context), _metadata(context, _ID_KEY)))
         return prepared
 
 
@@ -140,24 +146,28 @@ def _deadline_s(context: Context) -> float | None:
     return remaining
 
 
-def _metadata_id(context: Context) -> str:
+def _metadata(context: Context, name: str) -> str:
+    """The first value of that key; empty where there is none."""
     metadata: Any = context.invocation_metadata() or ()
-    found = [value for key, value in metadata if key == "x-request-id" and isinstance(value, str)]
+    found = [value for key, value in metadata if key == name and isinstance(value, str)]
     return found[0] if found else ""
 
 
 @contextlib.asynccontextmanager
-async def _statuses(context: Context) -> AsyncIterator[None]:
+async def _statuses(context: Context, metrics: RouterMetrics) -> AsyncIterator[None]:
     """End the call with the status of whatever is raised inside."""
     try:
         yield
     except RouterError as error:
+        metrics.refused(error)
         await _abort(context, error)
     except (asyncio.CancelledError, grpc.aio.AbortError):
         raise
     except Exception:
         _LOG.exception("a call failed unexpectedly")
-        await _abort(context, InternalError("internal error"))
+        defect = InternalError("internal error")
+        metrics.refused(defect)
+        await _abort(context, defect)
 
 
 async def _abort(context: Context, error: RouterError) -> None:
@@ -171,7 +181,7 @@ async def _abort(context: Context, error: RouterError) -> None:
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromNanoseconds(int(error.retry_after_s * 1e9))
         status.details.add().Pack(retry)
-    if request_id := clean_request_id(_metadata_id(context)):
+    if request_id := clean_request_id(_metadata(context, _ID_KEY)):
         status.details.add().Pack(error_details_pb2.RequestInfo(request_id=request_id))
     message = error.message if isinstance(error, InvalidRequest) else str(error)
     details = (("grpc-status-details-bin", status.SerializeToString()),)

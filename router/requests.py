@@ -45,6 +45,8 @@ class RequestOptions:
     priority: int = 0
     cache_salt: str = ""
     adapter: str = ""
+    tenant: str = ""
+    """Who asks; empty for the one tenant of a router without keys. Set from the key, never by a client."""
     queue_events: bool = False
     deadline_s: float | None = None
 

@@ -21,13 +21,17 @@ import uvicorn
 from octavo.phases import Phases
 from octavo.process import Shutdown, StartError
 from octavo.sources import resolve
+from octavo.tracing import make_tracer
 from router.config import RouterConfig
 from router.front import FrontDoor
 from router.grpc_api import make_server, set_health
+from router.metrics import RouterMetrics
+from router.metrics_catalogue import DROPPED_MESSAGES, LIVE, READY, SCHEDULER_CONNECTED
 from router.openai.app import make_app
 from router.streams.scheduler_client import SchedulerClient
 from router.streams.token_inlet import TokenInlet
 from router.text.model_text import ModelText, load_model_text
+from router.traces import RequestTracer
 
 _LOG = logging.getLogger(__name__)
 
@@ -69,6 +73,7 @@ async def _serve(config: RouterConfig, shutdown: Shutdown) -> None:
         for task in done:
             await task  # a part that ended by itself ends the process with its cause
         await router.drain()
+        _LOG.info("%s", router.metrics.totals())
     finally:
         asked.cancel()
         await router.stop()
@@ -86,7 +91,18 @@ class Router:
         self.scheduler = SchedulerClient(
             config.scheduler_address, self.inlet.endpoint, f"{socket.gethostname()}:{os.getpid()}"
         )
-        self.front = FrontDoor(served_name(config), self.scheduler, self.inlet, config.recovery_timeout, config.seed)
+        self.metrics = RouterMetrics(by_tenant=config.metrics_by_tenant)
+        self._tracer = make_tracer("octavo-router", config.otlp_endpoint, config.otlp_sampling_ratio)
+        self.front = FrontDoor(
+            served_name(config),
+            self.scheduler,
+            self.inlet,
+            config.recovery_timeout,
+            config.seed,
+            self.metrics,
+            None if self._tracer is None else RequestTracer(self._tracer, self.metrics.clock),
+        )
+        self.metrics.set.on_scrape(self._show_state)
         self.front.own_phases = self.phases.snapshot
         self._grpc, self._health = make_server(self.front, config.max_message_bytes)
         self._http = _QuietServer(
@@ -111,7 +127,8 @@ class Router:
         self._http_task = asyncio.create_task(self._http.serve(sockets=[listener]))
         await self._grpc.start()
         self.scheduler.on_change(lambda state: self._publish())
-        self.tasks |= {asyncio.create_task(self.scheduler.run()), asyncio.create_task(self.inlet.run())}
+        parts = (self.scheduler.run(), self.inlet.run(), self.metrics.watch_loop())
+        self.tasks |= {asyncio.create_task(part) for part in parts}
         self.front.text = await _in_thread(self._load)
         self._publish()
 
@@ -142,6 +159,16 @@ class Router:
         await self.scheduler.close()
         self.inlet.close()
         self.front.close()
+        if self._tracer is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._tracer.close)
+
+    def _show_state(self) -> None:
+        """Bring into the metrics what is read and not counted."""
+        number = self.metrics.set.number
+        number(LIVE).set(self.front.num_live)
+        number(READY).set(self.front.readiness().ready)
+        number(SCHEDULER_CONNECTED).set(self.scheduler.state.connected)
+        number(DROPPED_MESSAGES).set(self.inlet.num_dropped_messages)
 
     def _load(self) -> ModelText:
         with self.phases.phase("model"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from octavo import common_options
 from octavo.options import LOG_LEVELS, Limits, OptionError, check_values, option
 
 _AT_LEAST_ONE = Limits(minimum=1)
@@ -83,6 +84,18 @@ class SchedulerConfig:
         "Networks (CIDR, comma-separated) beside a router's own address that it may name for its tokens.",
     )
     check_laws: bool = option(False, "Check every law of the scheduler after each transition (slow).")
+    stats_interval: float = option(
+        10.0,
+        "Time between two lines of the log that say how much is computed, runs and waits, while something does; 0 "
+        "writes none.",
+        kind="seconds",
+        limits=Limits(minimum=0),
+    )
+    metrics_host: str = common_options.metrics_host()
+    metrics_port: int = common_options.metrics_port()
+    otlp_endpoint: str | None = common_options.otlp_endpoint()
+    otlp_sampling_ratio: float = common_options.otlp_sampling_ratio()
+    log_format: str = common_options.log_format()
     log_level: str = option("info", "Least serious messages that are logged.", choices=LOG_LEVELS)
 
     def __post_init__(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from octavo import common_options
 from octavo.cost_model import parse_costs
 from octavo.options import DEFAULT_MODEL, LOG_LEVELS, Limits, OptionError, argument, check_values, option
 
@@ -66,6 +67,11 @@ class WorkerConfig:
     simulated_costs: str = option(
         "", "What a simulated step costs, as name=number,...; see `octavo plan --help` for the names and defaults."
     )
+    metrics_host: str = common_options.metrics_host()
+    metrics_port: int = common_options.metrics_port()
+    otlp_endpoint: str | None = common_options.otlp_endpoint()
+    otlp_sampling_ratio: float = common_options.otlp_sampling_ratio()
+    log_format: str = common_options.log_format()
     log_level: str = option("info", "Least serious messages that are logged.", choices=LOG_LEVELS)
 
     def __post_init__(self) -> None:

@@ -48,7 +48,7 @@ def make_app(front: FrontDoor, max_body_bytes: int) -> FastAPI:
     """The app of one router."""
     app = FastAPI(title="Octavo", version=version("octavo"), docs_url="/docs", redoc_url=None)
     app.add_middleware(RequestIds)
-    _add_error_handlers(app)
+    _add_error_handlers(app, front)
     _add_status_routes(app, front)
 
     @app.post("/v1/completions")
@@ -72,7 +72,8 @@ async def _respond(
     front: FrontDoor, request: Request, asked: HttpRequest, prepared: Sequence[Prepared], form: Format
 ) -> Response:
     if asked.stream:
-        return EventStream(_chunks(front, prepared, form, include_usage=asked.include_usage))
+        chunks = _chunks(front, prepared, form, include_usage=asked.include_usage)
+        return EventStream(chunks, on_error=front.metrics.refused)
     body = await unless_gone(request.receive, _whole(front, prepared, form))
     return Response(dump(body), media_type="application/json")
 
@@ -120,6 +121,11 @@ def _add_status_routes(app: FastAPI, front: FrontDoor) -> None:
         }
         return JSONResponse(body, 200 if found.ready else 503)
 
+    @app.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        body, content_type = front.metrics.set.render(request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": content_type})
+
     @app.get("/version")
     async def show_version() -> Json:
         return {"version": version("octavo")}
@@ -135,8 +141,9 @@ def _add_status_routes(app: FastAPI, front: FrontDoor) -> None:
         return {"object": "list", "data": [{**entry, "max_model_len": served.info.max_model_len}]}
 
 
-def _add_error_handlers(app: FastAPI) -> None:
+def _add_error_handlers(app: FastAPI, front: FrontDoor) -> None:
     async def on_router_error(request: Request, error: Any) -> Response:
+        front.metrics.refused(error)
         if isinstance(error, Cancelled):
             return Response(status_code=error.codes.http_status)  # nobody reads it
         return error_response(error)

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import json
 import secrets
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any, NoReturn, TypeVar
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -17,9 +17,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from octavo.tracing import HEADER
 from router.errors import Cancelled, Exhausted, InternalError, InvalidRequest, RequestTooLarge, RouterError
 from router.openai.shapes import Json, error_json
 from router.requests import clean_request_id
+from router.traces import INCOMING
 
 T = TypeVar("T")
 
@@ -89,8 +91,14 @@ async def _gone(receive: Receive) -> None:
 class EventStream(Response):
     """Server-sent events. An error before the first one is an HTTP error; a later one is an event of its own."""
 
-    def __init__(self, chunks: contextlib.AbstractAsyncContextManager[AsyncIterator[Json]]) -> None:
+    def __init__(
+        self,
+        chunks: contextlib.AbstractAsyncContextManager[AsyncIterator[Json]],
+        on_error: Callable[[RouterError], None] = lambda error: None,
+    ) -> None:
+        """`on_error` is told of an error before it is written."""
         self._chunks = chunks
+        self._on_error = on_error
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -105,6 +113,7 @@ class EventStream(Response):
                 async for chunk in chunks:
                     await writer.write(f"data: {dump(chunk)}\n\n")
         except RouterError as error:
+            self._on_error(error)
             if not writer.started:
                 await error_response(error)(scope, receive, send)
                 return
@@ -165,6 +174,7 @@ class RequestIds:
             return
         shown = clean_request_id(Headers(scope=scope).get(_REQUEST_ID_HEADER, "")) or secrets.token_hex(12)
         scope[_SCOPE_KEY] = shown
+        INCOMING.set(Headers(scope=scope).get(HEADER, ""))
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -75,6 +75,7 @@ def add_placement(receipt: ReceiptParts, event: Scheduled) -> ReceiptParts:
     return replace(
         receipt,
         queue_s=receipt.queue_s + event.queue_s,
+        first_queue_s=event.queue_s if receipt.first_queue_s is None else receipt.first_queue_s,
         cached_tokens=event.cached_tokens if receipt.cached_tokens is None else receipt.cached_tokens,
         recomputed_tokens=receipt.recomputed_tokens + event.recomputed_tokens,
         replica=event.replica,

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import grpc.aio
 
 from octavo.internal.v1 import scheduler_pb2
+from octavo.tracing import Span
 from router.errors import ErrorKind
 from router.streams.scheduler_client import SchedulerClient, SchedulerState, read_event, read_status
 from router.streams.stream import Stream
@@ -55,6 +56,8 @@ class SequenceDriver:
         self._reader: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._leftover: asyncio.TimerHandle | None = None
+        self.begin_attempt: Callable[[int], Span] | None = None
+        """Makes the span of an attempt, where the request is traced."""
         self.on_end: Callable[[], None] = lambda: None
         """Called when the sequence has ended, by whatever end."""
 
@@ -139,13 +142,20 @@ class SequenceDriver:
             self._feed(AttemptEnded(attempt, True, ErrorKind.UNAVAILABLE, "the scheduler is not there"))
             return
         end = AttemptEnded(attempt)
+        span = None if self.begin_attempt is None else self.begin_attempt(attempt)
+        cause = "cancelled"
         try:
-            async for response in self._scheduler.generate(request):
+            async for response in self._scheduler.generate(request, "" if span is None else span.traceparent):
                 event = read_event(attempt, response)
                 if event is not None:
                     self._feed(event)
+            cause = ""
         except grpc.aio.AioRpcError as error:
             end = read_status(attempt, error)
+            cause = error.code().name.lower()
+        finally:
+            if span is not None:
+                span.end(error=cause)
         self._feed(end)
 
     def _release(self) -> None:

@@ -254,6 +254,12 @@ class Stream:
         if self._finish is Finish.NUMERIC_ERROR:
             where = f"replica {self.receipt.replica}" if self.receipt.replica else "the replica"
             self._fail(ErrorKind.INTERNAL, f"the model's logits held NaN or infinity on {where}")
+        elif self._finish is Finish.GRAMMAR_ERROR:
+            self._fail(
+                ErrorKind.INVALID_ARGUMENT,
+                f"after {len(self._token_ids)} tokens the grammar of the answer allows no token of the model, or has "
+                "become too complex to follow; simplify it",
+            )
         elif self._holds_all():
             nameless = self._finish is Finish.STOP_TOKEN and self._final_token_id is None
             if not nameless and (self._placed or self._call_over or self._told_tokens is not None):

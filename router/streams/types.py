@@ -20,6 +20,7 @@ class Finish(enum.Enum):
     STOP_TOKEN = 2
     LENGTH = 3
     NUMERIC_ERROR = 4
+    GRAMMAR_ERROR = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +198,8 @@ class ReceiptParts:
     """How the sequence was served, added up from the events of every attempt."""
 
     queue_s: float = 0.0
+    first_queue_s: float | None = None
+    """Of that, the time before the first admission; None before there was one."""
     cached_tokens: int | None = None
     recomputed_tokens: int = 0
     num_preemptions: int = 0
