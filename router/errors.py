@@ -23,6 +23,7 @@ class ErrorKind(Enum):
 
     INVALID_ARGUMENT = "invalid_argument"
     UNAUTHENTICATED = "unauthenticated"
+    FORBIDDEN = "forbidden"
     NOT_FOUND = "not_found"
     TOO_LARGE = "too_large"
     EXHAUSTED = "exhausted"
@@ -48,6 +49,7 @@ WIRE_CODES: Mapping[ErrorKind, WireCodes] = MappingProxyType(
     {
         ErrorKind.INVALID_ARGUMENT: WireCodes(400, "INVALID_ARGUMENT", 3, "invalid_request_error"),
         ErrorKind.UNAUTHENTICATED: WireCodes(401, "UNAUTHENTICATED", 16, "authentication_error"),
+        ErrorKind.FORBIDDEN: WireCodes(403, "PERMISSION_DENIED", 7, "permission_error"),
         ErrorKind.NOT_FOUND: WireCodes(404, "NOT_FOUND", 5, "not_found_error"),
         ErrorKind.TOO_LARGE: WireCodes(413, "RESOURCE_EXHAUSTED", 8, "request_too_large"),
         ErrorKind.EXHAUSTED: WireCodes(429, "RESOURCE_EXHAUSTED", 8, "rate_limit_error"),
@@ -93,6 +95,12 @@ class Unauthenticated(RouterError):
     """No key, or one that is not known."""
 
     kind = ErrorKind.UNAUTHENTICATED
+
+
+class Forbidden(RouterError):
+    """Whoever asks may not come in, whatever is asked."""
+
+    kind = ErrorKind.FORBIDDEN
 
 
 class NotFound(InvalidRequest):

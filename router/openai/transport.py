@@ -9,11 +9,11 @@ import asyncio
 import contextlib
 import json
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any, NoReturn, TypeVar
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -28,6 +28,10 @@ T = TypeVar("T")
 COMMENT_INTERVAL_S = 10.0
 """Silence after which a comment line is sent, so that proxies keep an idle stream open."""
 
+MOST_DISCARDED_BYTES = 128 * 2**20
+LONGEST_DISCARD_S = 20.0
+"""How much of a body that is refused is read, and for how long, so that its sender gets to read the answer."""
+
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _REQUEST_ID_HEADER = "x-request-id"
 _SCOPE_KEY = "octavo.request_id"
@@ -36,12 +40,17 @@ _SCOPE_KEY = "octavo.request_id"
 async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
     """The body as a JSON object. Raises RequestTooLarge before reading more than `max_bytes`, and InvalidRequest."""
     declared = request.headers.get("content-length", "")
+    pieces = request.stream()
     if declared.isascii() and declared.isdigit() and int(declared[:20]) > max_bytes:
+        # A client that waits for leave to send its body gets the answer now; any other is heard out, see discard.
+        if "expect" not in request.headers and int(declared[:20]) <= MOST_DISCARDED_BYTES:
+            await discard(pieces)
         _refuse_size(max_bytes)
     data = bytearray()
-    async for piece in request.stream():
+    async for piece in pieces:
         data += piece
         if len(data) > max_bytes:
+            await discard(pieces)
             _refuse_size(max_bytes)
     try:
         body = json.loads(bytes(data), parse_constant=_refuse_constant)
@@ -53,6 +62,21 @@ async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise InvalidRequest("body", f"body must be a JSON object, got {type(body).__name__}")
     return body
+
+
+async def discard(pieces: AsyncIterable[bytes]) -> None:
+    """Read on for a bounded while and keep nothing, before a body is refused.
+
+    Most clients send all of a body before they read the answer; a connection that is closed under them shows as a reset,
+    and the answer is lost.
+    """
+    num_bytes = 0
+    with contextlib.suppress(TimeoutError, ClientDisconnect):
+        async with asyncio.timeout(LONGEST_DISCARD_S):
+            async for piece in pieces:
+                num_bytes += len(piece)
+                if num_bytes > MOST_DISCARDED_BYTES:
+                    return
 
 
 def _refuse_size(max_bytes: int) -> NoReturn:
