@@ -33,6 +33,8 @@ class _GrammarKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GrammarKi
     """A regular expression for the whole output."""
     GRAMMAR_KIND_LARK: _GrammarKind.ValueType  # 3
     """A context-free grammar in llguidance's variant of Lark."""
+    GRAMMAR_KIND_EBNF: _GrammarKind.ValueType  # 4
+    """Either of Lark and GBNF, as a client wrote it. The router's check makes it LARK; a worker refuses it."""
 
 class GrammarKind(_GrammarKind, metaclass=_GrammarKindEnumTypeWrapper):
     """How a grammar is written."""
@@ -45,6 +47,8 @@ GRAMMAR_KIND_REGEX: GrammarKind.ValueType  # 2
 """A regular expression for the whole output."""
 GRAMMAR_KIND_LARK: GrammarKind.ValueType  # 3
 """A context-free grammar in llguidance's variant of Lark."""
+GRAMMAR_KIND_EBNF: GrammarKind.ValueType  # 4
+"""Either of Lark and GBNF, as a client wrote it. The router's check makes it LARK; a worker refuses it."""
 Global___GrammarKind: _TypeAlias = GrammarKind  # noqa: Y015
 
 class _Task:
@@ -247,6 +251,34 @@ class Grammar(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Grammar: _TypeAlias = Grammar  # noqa: Y015
+
+@_typing.final
+class GrammarVerdict(_message.Message):
+    """What the process that compiles clients' grammars for a router says of one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRAMMAR_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    error: _builtins.str
+    """Why it is refused, for the client. Empty otherwise."""
+    @_builtins.property
+    def grammar(self) -> Global___Grammar:
+        """The grammar as workers take it. Absent when it is refused."""
+
+    def __init__(
+        self,
+        *,
+        grammar: Global___Grammar | None = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "grammar", b"grammar"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GrammarVerdict: _TypeAlias = GrammarVerdict  # noqa: Y015
 
 @_typing.final
 class StartPhase(_message.Message):
