@@ -8,7 +8,7 @@ results are in `plan.py`, load in `statistics.py`.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from scheduler_svc.core.limits import CoreLimits as CoreLimits
@@ -26,6 +26,8 @@ class FinishReason(enum.IntEnum):
     """max_tokens, the context length or the whole KV pool was reached."""
     NUMERIC_ERROR = 4
     """The logits held NaN or infinity; the sequence fails alone."""
+    GRAMMAR_ERROR = 5
+    """The grammar allows no further token, or became too complex to follow; the sequence fails alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,9 @@ class Request:
     """Whether Queued events are wanted: on submission, and from `tick` when its place has changed."""
     request_id: str = ""
     """For logs. Not unique."""
+    block_names: Mapping[tuple[str, int], Sequence[bytes]] | None = None
+    """By (fingerprint, block size): names of its full blocks in the prefix cache, where its tokens are made up, in a
+    replay. None: blocks are named by their tokens."""
 
 
 @dataclass(frozen=True, slots=True)
