@@ -12,8 +12,8 @@ import codecs
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from octavo.token_bytes import TokenBytes
 from router.text.stop import StopMatcher
-from router.text.token_bytes import TokenBytes
 
 _MAX_UTF8_BYTES = 4
 _REPLACEMENT = "\ufffd"

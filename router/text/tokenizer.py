@@ -20,18 +20,8 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from router.text.token_bytes import TokenBytes
-
-NAMED_SPECIAL_TOKENS = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
-
+from octavo.special_tokens import flag_special_tokens, is_control_shaped, named_special_tokens
+from octavo.token_bytes import TokenBytes
 
 class TokenizerError(Exception):
     """The model directory holds no tokenizer that can be used; the message names the file and what to do."""
@@ -57,7 +47,7 @@ class Tokenizer:
         """tokenizer_config.json as read (empty when there is none)."""
         self.special_tokens = special_tokens
         """`bos_token`, `eos_token` … to their text, as chat templates see them."""
-        _flag_special_tokens(backend, config, special_tokens)
+        flag_special_tokens(backend, config, special_tokens)
         self.added_tokens: Mapping[int, AddedToken] = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in self.added_tokens.items() if token.special)
         self._bytes = TokenBytes(backend)
@@ -75,7 +65,7 @@ class Tokenizer:
             raise TokenizerError(f"{path} ({path.stat().st_size} bytes) cannot be read: {error}") from error
         config = read_json_object(root / "tokenizer_config.json")
         special_map = read_json_object(root / "special_tokens_map.json")
-        return cls(backend, config, _named_special_tokens(special_map, config))
+        return cls(backend, config, named_special_tokens(special_map, config))
 
     @property
     def backend(self) -> Backend:
@@ -255,8 +245,7 @@ def control_strings(tokenizer: Tokenizer, template_text: str) -> frozenset[str]:
 
     def is_control(token: AddedToken) -> bool:
         text = token.content
-        shaped = text.startswith("<|") and text.endswith("|>")
-        return bool(token.special or (text.strip() and (shaped or text in template_text)))
+        return bool(token.special or (text.strip() and (is_control_shaped(text) or text in template_text)))
 
     return frozenset(token.content for token in tokenizer.added_tokens.values() if is_control(token))
 
@@ -272,31 +261,6 @@ def read_json_object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise TokenizerError(f"{path} must hold a JSON object, found {type(value).__name__}")
     return value
-
-
-def _named_special_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
-    """Named special tokens; a later source wins. An entry is a string or an object with `content`."""
-    found: dict[str, str] = {}
-    for source in sources:
-        for name in NAMED_SPECIAL_TOKENS:
-            value = source.get(name)
-            content = value.get("content") if isinstance(value, dict) else value
-            if isinstance(content, str):
-                found[name] = content
-    return found
-
-
-def _flag_special_tokens(backend: Backend, config: Mapping[str, Any], named: Mapping[str, str]) -> None:
-    """Tokens that the configuration calls special are special, whatever tokenizer.json says, as in transformers.
-
-    Only tokens of the vocabulary: a name without an id would get one that the model has no row for. (BOS and EOS around
-    a text are the business of tokenizer.json's post-processor alone; `add_bos_token` beside it has no effect.)
-    """
-    extra = [item for key in ("additional_special_tokens", "extra_special_tokens") for item in config.get(key) or []]
-    contents = [*named.values(), *(item for item in extra if isinstance(item, str))]
-    special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
-    missing = [c for c in dict.fromkeys(contents) if c not in special and backend.token_to_id(c) is not None]
-    backend.add_special_tokens([AddedToken(content, special=True, normalized=False) for content in missing])
 
 
 def _letters(number: int) -> str:

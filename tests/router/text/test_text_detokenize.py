@@ -12,7 +12,7 @@ from tokenizers import decoders
 
 from router.text.detokenize import Detokenizer, OutputText, push_many
 from router.text.stop import StopMatcher
-from router.text.token_bytes import UnsupportedDecoder
+from octavo.token_bytes import UnsupportedDecoder
 from router.text.tokenizer import Tokenizer
 
 relaxed = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
