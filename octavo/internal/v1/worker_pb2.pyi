@@ -96,6 +96,7 @@ class Admission(_message.Message):
     STREAM_KEY_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     """The slot, below Hello.num_slots."""
     num_prompt_tokens: _builtins.int
@@ -110,6 +111,8 @@ class Admission(_message.Message):
     """The attempt, from 1; the router drops tokens of any other."""
     adapter: _builtins.str
     """LoRA adapter. Empty: none."""
+    traceparent: _builtins.str
+    """W3C traceparent under which the worker puts the sequence's spans. Empty: it is not traced."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prompt ids, then output ids so far."""
@@ -135,10 +138,11 @@ class Admission(_message.Message):
         stream_key: _builtins.int = ...,
         attempt: _builtins.int = ...,
         adapter: _builtins.str = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "attempt", b"attempt", "block_ids", b"block_ids", "num_computed_tokens", b"num_computed_tokens", "num_prompt_tokens", b"num_prompt_tokens", "router_id", b"router_id", "sampling", b"sampling", "slot", b"slot", "stream_key", b"stream_key", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "attempt", b"attempt", "block_ids", b"block_ids", "num_computed_tokens", b"num_computed_tokens", "num_prompt_tokens", b"num_prompt_tokens", "router_id", b"router_id", "sampling", b"sampling", "slot", b"slot", "stream_key", b"stream_key", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
