@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import Any, Literal, TypeVar
 from octavo.sizes import format_bytes, parse_bytes
 
 T = TypeVar("T")
-Kind = Literal["plain", "bytes", "seconds", "positional"]
+Kind = Literal["plain", "bytes", "seconds", "secret", "positional"]
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 """The model served when none is named; `octavo.sources` resolves it to files."""
@@ -85,10 +86,17 @@ class Option:
         """How messages call it: the flag, or MODEL for a positional argument."""
         return self.name.upper() if self.info.kind == "positional" else self.flag
 
+    @property
+    def variable(self) -> str:
+        """The environment variable that a secret is read from: OCTAVO_API_KEY for `api_key`."""
+        return f"OCTAVO_{self.name.upper()}"
+
     def show(self, value: object) -> str:
         """The value as people read it: sizes with their unit, None as `unset`, booleans as on and off."""
         if value is None:
             return "unset"
+        if self.info.kind == "secret":
+            return "set"
         if isinstance(value, bool):
             return "on" if value else "off"
         if self.info.kind == "bytes" and isinstance(value, int):
@@ -110,11 +118,12 @@ def option(
     """A dataclass field that is an option.
 
     `flag` replaces the spelling derived from the field name (`max_num_seqs` is `--max-num-seqs`). `kind` is
-    "bytes" for sizes such as 2GiB, "seconds" for durations. Booleans become `--x` and `--no-x`. Returns a
+    "bytes" for sizes such as 2GiB, "seconds" for durations, "secret" for what is read from an environment variable
+    too, never shown, and never put on a command line. Booleans become `--x` and `--no-x`. Returns a
     dataclass field, typed as its value so that type checkers see the annotation.
     """
     info = OptionInfo(help, flag, tuple(choices), limits, kind)
-    return dataclasses.field(default=default, metadata={_METADATA_KEY: info})
+    return dataclasses.field(default=default, metadata={_METADATA_KEY: info}, repr=kind != "secret")
 
 
 def argument(default: T, help: str) -> T:
@@ -159,11 +168,25 @@ def given_options(config_class: type, namespace: argparse.Namespace) -> dict[str
 
 
 def from_args(config_class: type[T], namespace: argparse.Namespace, **overrides: object) -> T:
-    """Build the config from parsed arguments; `overrides` are fields the caller decides.
+    """Build the config from parsed arguments, and its secrets from the environment where they were not given.
 
-    Raises OptionError for a value outside its limits.
+    `overrides` are fields the caller decides. Raises OptionError for a value outside its limits.
     """
-    return config_class(**{**given_options(config_class, namespace), **overrides})
+    secrets = {
+        entry.name: os.environ[entry.variable] for entry in secrets_of(config_class) if os.environ.get(entry.variable)
+    }
+    return config_class(**{**secrets, **given_options(config_class, namespace), **overrides})
+
+
+def secret_environment(config: Any) -> dict[str, str]:
+    """The environment that hands the config's secrets to a child process."""
+    values = {entry.variable: getattr(config, entry.name) for entry in secrets_of(type(config))}
+    return {variable: value for variable, value in values.items() if value is not None}
+
+
+def secrets_of(config_class: type) -> tuple[Option, ...]:
+    """The options of a config class that are secrets."""
+    return tuple(entry for entry in options_of(config_class) if entry.info.kind == "secret")
 
 
 def check_values(config: Any) -> None:
@@ -185,12 +208,12 @@ def differences(config: Any) -> list[str]:
 
 
 def to_arguments(config: Any) -> list[str]:
-    """The command line that makes this config again, naming only what differs from the defaults."""
+    """The command line that makes this config again, naming only what differs from the defaults, and no secret."""
     words: list[str] = []
     positional: list[str] = []
     for entry in options_of(type(config)):
         value = getattr(config, entry.name)
-        if value == entry.default:
+        if value == entry.default or entry.info.kind == "secret":
             continue
         if value is None:
             raise OptionError(entry.label, "unset", "its default is not unset", "Give it a value")

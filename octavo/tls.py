@@ -16,7 +16,6 @@ from pathlib import Path
 import grpc
 
 from octavo.files import Stamp, stamp_of
-from octavo.options import OptionError
 from octavo.process import StartError
 
 _LOG = logging.getLogger(__name__)
@@ -51,28 +50,6 @@ class TlsMaterial:
 
     def __repr__(self) -> str:
         return "TlsMaterial(...)"
-
-
-def check_server_options(prefix: str, cert: str | None, key: str | None, ca: str | None, ca_flag: str) -> None:
-    """Raise OptionError unless certificate and key are given together, and a CA only with them."""
-    if (cert is None) != (key is None):
-        given, missing = (("cert", "key"), ("key", "cert"))[cert is None]
-        value = key if cert is None else cert
-        raise OptionError(
-            f"{prefix}-{given}", value, f"{prefix}-{missing} is missing", "Give both files, or neither for no TLS"
-        )
-    if ca is not None and cert is None:
-        raise OptionError(ca_flag, ca, f"{prefix}-cert and {prefix}-key are missing", "Give all three")
-
-
-def check_mutual_options(prefix: str, cert: str | None, key: str | None, ca: str | None) -> None:
-    """Raise OptionError unless all three files are given, or none: both sides show a certificate of that CA."""
-    given = {"cert": cert, "key": key, "ca": ca}
-    missing = [name for name, path in given.items() if path is None]
-    if missing and len(missing) < len(given):
-        raise OptionError(
-            f"{prefix}-{missing[0]}", "unset", "the other files of the same TLS are given", "Give all three, or none"
-        )
 
 
 def read_material(files: TlsFiles) -> TlsMaterial:
