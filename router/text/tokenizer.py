@@ -23,6 +23,7 @@ from tokenizers import Tokenizer as Backend
 from octavo.special_tokens import flag_special_tokens, is_control_shaped, named_special_tokens
 from octavo.token_bytes import TokenBytes
 
+
 class TokenizerError(Exception):
     """The model directory holds no tokenizer that can be used; the message names the file and what to do."""
 

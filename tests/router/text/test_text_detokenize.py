@@ -10,9 +10,9 @@ from text_models import CORPUS
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders
 
+from octavo.token_bytes import UnsupportedDecoder
 from router.text.detokenize import Detokenizer, OutputText, push_many
 from router.text.stop import StopMatcher
-from octavo.token_bytes import UnsupportedDecoder
 from router.text.tokenizer import Tokenizer
 
 relaxed = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
