@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, ValuesView
+from collections.abc import Callable, Iterable, Mapping, Sequence, ValuesView
 
 from octavo.internal.v1 import scheduler_pb2 as pb
 from octavo.internal.v1 import types_pb2 as types_pb
@@ -21,6 +21,7 @@ from scheduler_svc.core import laws
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import Ended, Event, Finished, Preempted, Request
+from scheduler_svc.observers import Observer
 from scheduler_svc.parties import Call, Replica, Router, UnknownRouter
 from scheduler_svc.recorder import Recorder
 
@@ -37,6 +38,7 @@ class Engine:
         *,
         first_router_id: int = 1,
         check_laws: bool = False,
+        observers: Sequence[Observer] = (),
     ) -> None:
         """`core` may be one whose inputs are recorded. `first_router_id` differs from start to start: an id that an
         earlier process gave is nobody's in this one."""
@@ -44,6 +46,7 @@ class Engine:
         self._scheduler = core.core if isinstance(core, Recorder) else core
         self._clock = clock
         self._check_laws = check_laws
+        self._observers = tuple(observers)
         self._ids = itertools.count(1)
         self._router_ids = itertools.count(first_router_id)
         self._routers: dict[int, Router] = {}
@@ -122,25 +125,32 @@ class Engine:
 
     # Sequences
 
-    def submit(self, message: pb.GenerateRequest) -> Call:
-        """A new attempt at a sequence. Raises Refused or UnknownRouter; then nothing has changed."""
+    def submit(self, message: pb.GenerateRequest, traceparent: str = "") -> Call:
+        """A new attempt at a sequence, traced where a span is named. Raises Refused or UnknownRouter; then nothing has
+        changed."""
         if message.router_id not in self._routers:
             raise UnknownRouter(f"router_id {message.router_id} is not registered; open Watch and use the id it gives")
         sequence_id = next(self._ids)
         request: Request = wire.request_from_wire(message, sequence_id)
-        call = self._calls[sequence_id] = Call(sequence_id, message.router_id, message.request_id)
+        num_tokens = len(message.prompt_token_ids) + len(message.prior_token_ids)
+        call = Call(sequence_id, message.router_id, message.request_id, message.model, num_tokens, traceparent)
+        self._calls[sequence_id] = call
         try:
             events = self._core.submit(request, self._clock())
         except BaseException:
             del self._calls[sequence_id]
             raise
+        for observer in self._observers:
+            observer.accepted(call)
         self.settle(events)
         return call
 
     def cancel(self, call: Call) -> None:
         """The caller is gone; does nothing for a sequence that has ended."""
         if self._forget_call(call.sequence_id) is not None:
-            self.settle(self._core.cancel(call.sequence_id, self._clock()))
+            events = self._core.cancel(call.sequence_id, self._clock())
+            self._show(events, call)
+            self.settle(events)
 
     # Workers
 
@@ -174,6 +184,8 @@ class Engine:
         if self._replicas.pop(replica.replica_id, None) is None:
             return
         _LOG.warning("replica %s detached: %s", replica.hello.name, cause)
+        if self._observers:
+            self._show_last_words(replica)
         events = self._core.detach(replica.replica_id, self._clock())
         self._count_ready(replica.hello.model.name)
         self.settle(events, replica)
@@ -265,7 +277,11 @@ class Engine:
             if planned.plan is None:
                 return
             replica.sent_ns.append(now)
-            replica.outbox.put_nowait(pb.AttachResponse(plan=wire.plan_to_wire(planned.plan)))
+            message = wire.plan_to_wire(planned.plan)
+            for admission, admitted in zip(planned.plan.admissions, message.admissions, strict=True):
+                call = self._calls.get(admission.sequence_id)
+                admitted.traceparent = call.traceparent if call is not None else ""
+            replica.outbox.put_nowait(pb.AttachResponse(plan=message))
 
     def _deliver(self, events: Iterable[Event], replica: Replica | None) -> None:
         """Hands events to their calls; `replica` is the one that they come from."""
@@ -276,9 +292,21 @@ class Engine:
                 self._warn_of_preemption(event, call)
             if call is None:
                 continue
+            self._show((event,), call)
             if isinstance(event, Ended | Finished):
                 self._forget_call(event.sequence_id)
             call.events.put_nowait(wire.event_to_wire(event, hello))
+
+    def _show(self, events: Iterable[Event], call: Call) -> None:
+        for event in events:
+            for observer in self._observers:
+                observer.saw(event, call)
+
+    def _show_last_words(self, replica: Replica) -> None:
+        for statistics in self._scheduler.statistics().replicas:
+            if statistics.replica_id == replica.replica_id:
+                for observer in self._observers:
+                    observer.leaving(statistics)
 
     def _forget_call(self, sequence_id: int) -> Call | None:
         call = self._calls.pop(sequence_id, None)
@@ -290,7 +318,13 @@ class Engine:
 
     def _warn_of_preemption(self, event: Preempted, call: Call | None) -> None:
         request_id = call.request_id if call is not None else "?"
-        _LOG.warning("preempted request %s: %s; it gave back %d blocks", request_id, event.reason, event.num_blocks)
+        _LOG.warning(
+            "preempted request %s: %s; it gave back %d blocks",
+            request_id,
+            event.reason,
+            event.num_blocks,
+            extra={"request_id": request_id},
+        )
 
     def _refuse_other_model(self, hello: worker_pb.Hello) -> None:
         for other in self._replicas.values():

@@ -62,4 +62,9 @@ class Call:
     sequence_id: int
     router_id: int
     request_id: str
+    model: str = ""
+    num_tokens: int = 0
+    """Prompt and prior tokens."""
+    traceparent: str = ""
+    """The span that the attempt belongs to; empty where it is not traced."""
     events: asyncio.Queue[pb.GenerateResponse | EndStatus] = field(default_factory=asyncio.Queue)

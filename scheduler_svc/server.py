@@ -11,21 +11,27 @@ import ipaddress
 import logging
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from octavo.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
+from octavo.metrics import serve_metrics
 from octavo.process import Shutdown, StartError
+from octavo.tracing import make_tracer
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.control import ControlService
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.engine import Engine
 from scheduler_svc.limits import core_limits as core_limits
+from scheduler_svc.metrics import SchedulerMetrics
 from scheduler_svc.recorder import Recorder
 from scheduler_svc.service import Networks, SchedulerService
+from scheduler_svc.traces import QueueTraces
+from scheduler_svc.watch import Watch, call_in
 
 _LOG = logging.getLogger(__name__)
 
@@ -55,7 +61,18 @@ def main(config: SchedulerConfig) -> int:
 async def _serve(config: SchedulerConfig) -> int:
     shutdown = Shutdown()
     core, first_router_id = recorded_core(config), secrets.randbits(48)
-    engine = Engine(core, time.monotonic_ns, first_router_id=first_router_id, check_laws=config.check_laws)
+    tracer = make_tracer("octavo-scheduler", config.otlp_endpoint, config.otlp_sampling_ratio)
+    metrics = SchedulerMetrics(call_in(asyncio.get_running_loop()))
+    observers = (metrics,) if tracer is None else (metrics, QueueTraces(tracer))
+    engine = Engine(
+        core,
+        time.monotonic_ns,
+        first_router_id=first_router_id,
+        check_laws=config.check_laws,
+        observers=observers,
+    )
+    watch = Watch(engine, metrics, config.stats_interval)
+    metrics.set.on_scrape(watch.read)
     server = grpc.aio.server(options=_CHANNEL_OPTIONS)
     service = await add_services(server, engine, token_networks(config))
     try:
@@ -64,13 +81,18 @@ async def _serve(config: SchedulerConfig) -> int:
         raise StartError(
             f"the scheduler cannot listen on {config.host}:{config.port} ({error}); choose another --host or --port"
         ) from error
+    scraped = serve_metrics(metrics.set, config.metrics_host, config.metrics_port)
     await server.start()
-    _LOG.info("ready on %s:%d", config.host, port)
-    with _watching_progress(engine):
+    _LOG.info("ready on %s:%d; metrics on http://%s:%d/metrics", config.host, port, config.metrics_host, scraped.port)
+    with _running(watch.progress(), watch.load()):
         await shutdown.wait_async()
     # Nothing is lost by a stop: routers hold what they need to resubmit, workers attach anew.
     service.close()
     await server.stop(grace=_GOODBYE_S)
+    _LOG.info("%s", watch.totals())
+    await asyncio.to_thread(scraped.close)
+    if tracer is not None:
+        await asyncio.to_thread(tracer.close)
     return 0
 
 
@@ -111,14 +133,11 @@ async def add_services(server: grpc.aio.Server, engine: Engine, networks: Networ
 
 
 @contextlib.contextmanager
-def _watching_progress(engine: Engine) -> Iterator[None]:
-    async def watch() -> None:
-        while True:
-            await asyncio.sleep(1)
-            engine.tick()
-
-    task = asyncio.create_task(watch(), name="progress")
+def _running(*parts: Coroutine[Any, Any, None]) -> Iterator[None]:
+    """Tasks that live as long as the block."""
+    tasks = [asyncio.create_task(part) for part in parts]
     try:
         yield
     finally:
-        task.cancel()
+        for task in tasks:
+            task.cancel()

@@ -21,6 +21,7 @@ from grpc_status import rpc_status
 
 from octavo.internal.v1 import scheduler_pb2 as pb
 from octavo.internal.v1 import scheduler_pb2_grpc as pb_grpc
+from octavo.tracing import HEADER, clean_traceparent
 from scheduler_svc import wire
 from scheduler_svc.core.types import IllegalTransition, Refused
 from scheduler_svc.engine import Engine
@@ -75,7 +76,7 @@ class SchedulerService(pb_grpc.SchedulerServiceServicer):
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse]
     ) -> AsyncIterator[pb.GenerateResponse]:
         try:
-            call = self._engine.submit(request)
+            call = self._engine.submit(request, _traceparent(context))
         except Refused as refusal:
             await _abort(context, wire.refusal_to_wire(refusal))
         except UnknownRouter as unknown:
@@ -165,6 +166,13 @@ class SchedulerService(pb_grpc.SchedulerServiceServicer):
         except grpc.RpcError as broken:
             _LOG.debug("replica %s: %s", replica.hello.name, broken)
         return None
+
+
+def _traceparent(context: grpc.aio.ServicerContext[Any, Any]) -> str:
+    """The span that a call names as its parent; empty where it names none."""
+    metadata: Any = context.invocation_metadata() or ()
+    found = [value for key, value in metadata if key == HEADER and isinstance(value, str)]
+    return clean_traceparent(found[0]) if found else ""
 
 
 async def _next_or_done(
