@@ -70,6 +70,16 @@ def channel_credentials(files: TlsFiles) -> grpc.ChannelCredentials:
     return grpc.ssl_channel_credentials(material.ca_pem, material.key_pem, material.cert_pem)
 
 
+def internal_channel_credentials(cert: str | None, key: str | None, ca: str | None) -> grpc.ChannelCredentials | None:
+    """What a process shows the scheduler, from its `--internal-tls-*` options; None for a plain channel."""
+    return None if cert is None else channel_credentials(internal_files(cert, key, ca))
+
+
+def internal_files(cert: str | None, key: str | None, ca: str | None) -> TlsFiles:
+    """The files of `--internal-tls-*`."""
+    return TlsFiles(cert, key, ca, prefix="--internal-tls", ca_flag="--internal-tls-ca")
+
+
 class ServerTls:
     """A server's side, for gRPC and HTTPS at once. `refresh` takes files that have changed; new connections see them.
 

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 from octavo import common_options
 from octavo.options import DEFAULT_MODEL, LOG_LEVELS, Limits, OptionError, argument, check_values, option
+from router.access.options import AccessOptions
 
 _PORT = Limits(0, 65535)
 
 
 @dataclass(frozen=True)
-class RouterConfig:
+class RouterConfig(AccessOptions):
     """One router process: where it listens, which model's text it speaks, which scheduler it asks."""
 
     model: str = argument(
@@ -57,6 +58,7 @@ class RouterConfig:
 
     def __post_init__(self) -> None:
         check_values(self)
+        self.check_access()
         if self.http_port == self.grpc_port != 0:
             raise OptionError(
                 "--grpc-port", self.grpc_port, "is --http-port too", "Give each its own, or 0 for a free one"

@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from octavo.internal.v1 import scheduler_pb2
 from octavo.phases import Phase
+from router.access.admission import Admission
 from router.errors import InvalidRequest, NotFound, Unavailable, check_text, show_value
 from router.generation import Prepared, StreamContext, run
 from router.metrics import RouterMetrics
@@ -51,12 +52,14 @@ class FrontDoor:
         seed: int | None = None,
         metrics: RouterMetrics | None = None,
         tracer: RequestTracer | None = None,
+        admission: Admission | None = None,
     ) -> None:
         self.model = model
         self.text: ModelText | None = None
         self.draining = False
         self.own_phases: Callable[[], Sequence[Phase]] = lambda: ()
         self.metrics = metrics or RouterMetrics()
+        self._admission = admission or Admission()
         self._scheduler = scheduler
         self._inlet = inlet
         self._seeds = random.SystemRandom() if seed is None else random.Random(seed)
@@ -106,6 +109,7 @@ class FrontDoor:
         """Check everything, before anything runs. Raises RouterError; one bad prompt refuses them all."""
         arrived_at = self.metrics.clock()
         text, served = self._require_ready(request.options.model)
+        request = self._admission.admit(request)
         info = served.info
         builder = text.prompts(vocab_size=info.vocab_size, max_model_len=info.max_model_len)
         options = self._check_options(request.options)
@@ -145,12 +149,19 @@ class FrontDoor:
     @contextlib.asynccontextmanager
     async def answer(self, prepared: Prepared) -> AsyncIterator[AsyncGenerator[Event, None]]:
         """Run it; leaving the block, by whatever way, cancels what is still running."""
+        with self._admission.running(prepared.options.tenant, [len(prepared.prompt_ids)]):
+            async with self._answer(prepared) as events:
+                yield events
+
+    @contextlib.asynccontextmanager
+    async def _answer(self, prepared: Prepared) -> AsyncIterator[AsyncGenerator[Event, None]]:
         if self.text is None or self.draining:
             raise Unavailable(self.readiness().reason)
         self._num_live += 1
         self._idle.clear()
         try:
-            async with contextlib.aclosing(run(prepared, self.text.tokenizer, self._context)) as events:
+            events = self._admission.metered(prepared.options.tenant, run(prepared, self.text.tokenizer, self._context))
+            async with contextlib.aclosing(events):
                 yield events
         finally:
             self._num_live -= 1
@@ -161,7 +172,9 @@ class FrontDoor:
     async def answer_all(self, prompts: Sequence[Prepared]) -> AsyncIterator[AsyncGenerator[tuple[int, Event], None]]:
         """Run several prompts side by side; events come with the position of their prompt."""
         async with contextlib.AsyncExitStack() as stack:
-            runs = [await stack.enter_async_context(self.answer(prepared)) for prepared in prompts]
+            num_tokens = [len(prepared.prompt_ids) for prepared in prompts]
+            stack.enter_context(self._admission.running(prompts[0].options.tenant, num_tokens))
+            runs = [await stack.enter_async_context(self._answer(prepared)) for prepared in prompts]
             async with contextlib.aclosing(_merge(runs)) as events:
                 yield events
 

@@ -22,6 +22,8 @@ from grpc_reflection.v1alpha import reflection
 from octavo.tracing import HEADER
 from octavo.v1 import inference_pb2 as pb
 from octavo.v1 import inference_pb2_grpc as pb_grpc
+from router.access.gate import Gate
+from router.access.grpc_gate import GrpcGate
 from router.errors import Exhausted, InternalError, InvalidRequest, RouterError
 from router.front import FrontDoor
 from router.generation import Prepared
@@ -52,9 +54,12 @@ _Stream = TypeVar("_Stream", bound=StreamResponse)
 _Unary = TypeVar("_Unary", bound=UnaryResponse)
 
 
-def make_server(front: FrontDoor, max_message_bytes: int) -> tuple[grpc.aio.Server, HealthServicer]:
+def make_server(
+    front: FrontDoor, max_message_bytes: int, gate: Gate | None = None
+) -> tuple[grpc.aio.Server, HealthServicer]:
     """A server with all services, not started, and its health."""
     server = grpc.aio.server(
+        interceptors=[GrpcGate(gate or Gate(), _abort)],
         options=[
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", -1),

@@ -11,23 +11,27 @@ import contextlib
 import logging
 import os
 import socket
+import ssl
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import uvicorn
+from fastapi import FastAPI
 
 from octavo.phases import Phases
 from octavo.process import Shutdown, StartError
 from octavo.sources import resolve
+from octavo.tls import internal_channel_credentials
 from octavo.tracing import make_tracer
+from router.access.setup import Access, exposures
 from router.config import RouterConfig
 from router.front import FrontDoor
 from router.grpc_api import make_server, set_health
 from router.metrics import RouterMetrics
 from router.metrics_catalogue import DROPPED_MESSAGES, LIVE, READY, SCHEDULER_CONNECTED
-from router.openai.app import make_app
+from router.openai.app import make_app, make_health_app
 from router.streams.scheduler_client import SchedulerClient
 from router.streams.token_inlet import TokenInlet
 from router.text.model_text import ModelText, load_model_text
@@ -85,12 +89,20 @@ class Router:
     def __init__(self, config: RouterConfig) -> None:
         self.config = config
         self.tasks: set[asyncio.Task[None]] = set()
-        self._http_task: asyncio.Task[None] | None = None
+        self._http_tasks: list[asyncio.Task[None]] = []
         self.phases = Phases()
-        self.inlet = TokenInlet(config.token_listen, config.token_advertise)
-        self.scheduler = SchedulerClient(
-            config.scheduler_address, self.inlet.endpoint, f"{socket.gethostname()}:{os.getpid()}"
+        self.access = Access(config)
+        self.inlet = TokenInlet(
+            config.token_listen, config.token_advertise, curve=config.wants_curve(config.token_listen)
         )
+        self.scheduler = SchedulerClient(
+            config.scheduler_address,
+            self.inlet.endpoint,
+            f"{socket.gethostname()}:{os.getpid()}",
+            self.inlet.curve_public_key,
+            internal_channel_credentials(config.internal_tls_cert, config.internal_tls_key, config.internal_tls_ca),
+        )
+        self.scheduler.on_change(lambda state: self.inlet.authorise(state.worker_curve_keys))
         self.metrics = RouterMetrics(by_tenant=config.metrics_by_tenant)
         self._tracer = make_tracer("octavo-router", config.otlp_endpoint, config.otlp_sampling_ratio)
         self.front = FrontDoor(
@@ -101,33 +113,35 @@ class Router:
             config.seed,
             self.metrics,
             None if self._tracer is None else RequestTracer(self._tracer, self.metrics.clock),
+            self.access.admission,
         )
         self.metrics.set.on_scrape(self._show_state)
         self.front.own_phases = self.phases.snapshot
-        self._grpc, self._health = make_server(self.front, config.max_message_bytes)
-        self._http = _QuietServer(
-            uvicorn.Config(
-                make_app(self.front, config.max_message_bytes),
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                server_header=False,
-                timeout_graceful_shutdown=round(_CLOSING_S),
-            )
+        self._grpc, self._health = make_server(self.front, config.max_message_bytes, self.access.gate)
+        tls = self.access.tls
+        self._http = _quiet_server(
+            make_app(self.front, config.max_message_bytes, self.access.gate), None if tls is None else tls.ssl_context
         )
+        self._health_http = None if config.health_port is None else _quiet_server(make_health_app(self.front), None)
         self._serving: bool | None = None
         self._telling: set[asyncio.Task[None]] = set()
-        self.http_port = self.grpc_port = 0
+        self.http_port = self.grpc_port = self.health_port = 0
 
     async def start(self) -> None:
         """Bind, answer, and load. Raises StartError or SourceError."""
+        for sentence in exposures(self.config, self.config.host, self.config.token_listen):
+            _LOG.warning("open to the network: %s", sentence)
         self._bind_grpc()
-        listener = _listen(self.config.host, self.config.http_port)
+        listener = _listen("--http-port", self.config.host, self.config.http_port)
         self.http_port = listener.getsockname()[1]
-        self._http_task = asyncio.create_task(self._http.serve(sockets=[listener]))
+        self._http_tasks = [asyncio.create_task(self._http.serve(sockets=[listener]))]
+        if self._health_http is not None:
+            listener = _listen("--health-port", self.config.host, self.config.health_port or 0)
+            self.health_port = listener.getsockname()[1]
+            self._http_tasks.append(asyncio.create_task(self._health_http.serve(sockets=[listener])))
         await self._grpc.start()
         self.scheduler.on_change(lambda state: self._publish())
-        parts = (self.scheduler.run(), self.inlet.run(), self.metrics.watch_loop())
+        parts = (self.scheduler.run(), self.inlet.run(), self.metrics.watch_loop(), self.access.refresh_loop())
         self.tasks |= {asyncio.create_task(part) for part in parts}
         self.front.text = await _in_thread(self._load)
         self._publish()
@@ -150,9 +164,10 @@ class Router:
     async def stop(self) -> None:
         """End every part, whatever still runs."""
         self._http.stop()
+        if self._health_http is not None:
+            self._health_http.stop()
         await self._grpc.stop(_CLOSING_S if self.front.num_live else 0)
-        if self._http_task is not None:
-            await self._http_task
+        await asyncio.gather(*self._http_tasks)
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, *self._telling, return_exceptions=True)
@@ -179,7 +194,11 @@ class Router:
     def _bind_grpc(self) -> None:
         address = f"{_bracketed(self.config.host)}:{self.config.grpc_port}"
         try:
-            self.grpc_port = self._grpc.add_insecure_port(address)
+            self.grpc_port = (
+                self._grpc.add_insecure_port(address)
+                if self.access.tls is None
+                else self._grpc.add_secure_port(address, self.access.tls.credentials())
+            )
         except RuntimeError:
             raise StartError(f"--grpc-port: {address} cannot be bound; is it in use? Choose another port") from None
 
@@ -233,6 +252,25 @@ class _QuietServer(uvicorn.Server):
                 await asyncio.wait_for(self._asked_to_stop.wait(), 1.0)
 
 
+def _quiet_server(app: FastAPI, tls: ssl.SSLContext | None) -> _QuietServer:
+    """A server of the app, over TLS where there is a context for it."""
+    factory = None if tls is None else lambda config, default: tls
+    return _QuietServer(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            server_header=False,
+            # Whose word about a client's address is taken is the gate's to say.
+            proxy_headers=False,
+            ssl_context_factory=factory,
+            timeout_graceful_shutdown=round(_CLOSING_S),
+        )
+    )
+
+
 async def _in_thread(work: Callable[[], T]) -> T:
     """Run `work` in a thread that does not keep the process from ending."""
     loop, future = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
@@ -254,7 +292,7 @@ async def _in_thread(work: Callable[[], T]) -> T:
     return found
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(flag: str, host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # With the protocol named, asyncio turns Nagle's algorithm off on what is accepted: tokens go out as they come.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -263,7 +301,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise StartError(f"--http-port: {host}:{port} cannot be bound ({error.strerror}); choose another") from None
+        raise StartError(f"{flag}: {host}:{port} cannot be bound ({error.strerror}); choose another") from None
     listener.listen(_BACKLOG)
     return listener
 

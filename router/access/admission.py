@@ -46,22 +46,21 @@ class Admission:
         self._rates.admit(caller.tenant)
         return replace(request, options=options)
 
-    def charge_prompts(self, tenant: str, num_tokens: Sequence[int]) -> None:
-        """Count prompts once they are tokenized. Raises InvalidRequest for a long one, Exhausted over the rate."""
-        limit = self._options.max_prompt_tokens
-        if limit is not None:
-            for index, num in enumerate(num_tokens):
-                if num > limit:
-                    field = "prompt" if len(num_tokens) == 1 else f"prompt[{index}]"
-                    raise InvalidRequest(
-                        field, f"{field} has {num} tokens; this server takes {limit} (--max-prompt-tokens)"
-                    )
-        self._rates.charge_prompt(tenant, sum(num_tokens))
-
     @contextlib.contextmanager
-    def running(self, tenant: str) -> Iterator[None]:
-        """A request of the tenant runs in this block. Raises Exhausted where as many run as may."""
+    def running(self, tenant: str, num_prompt_tokens: Sequence[int]) -> Iterator[None]:
+        """A request with prompts of these lengths runs in this block, its prompts counted.
+
+        Raises InvalidRequest for a prompt that is too long, Exhausted over a rate or where as many run as may.
+        """
+        limit = self._options.max_prompt_tokens
+        for index, num in enumerate(num_prompt_tokens):
+            field = "prompt" if len(num_prompt_tokens) == 1 else f"prompt[{index}]"
+            if limit is not None and num > limit:
+                raise InvalidRequest(
+                    field, f"{field} has {num} tokens; this server takes {limit} (--max-prompt-tokens)"
+                )
         with self._rates.running(tenant):
+            self._rates.charge_prompt(tenant, sum(num_prompt_tokens))
             yield
 
     def metered(self, tenant: str, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
@@ -111,7 +110,8 @@ class _Cap:
 def check_caps(request: GenerationRequest, options: AccessOptions) -> None:
     """Raise InvalidRequest for the first thing of which a request asks too much. Types are checked elsewhere."""
     sampling = request.sampling
-    _Cap("n", "--max-n", options.max_n).check(sampling.n)
+    for name in ("n", "best_of"):
+        _Cap(name, "--max-n", options.max_n).check(getattr(sampling, name, None))
     for name in ("logprobs", "prompt_logprobs"):
         _Cap(name, "--max-logprobs", options.max_logprobs).check(getattr(sampling, name))
     _check_stop(sampling.stop, options)

@@ -20,6 +20,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from router.access.gate import Gate
+from router.access.http_gate import HttpGate
 from router.errors import Cancelled, RouterError
 from router.front import FrontDoor
 from router.generation import Prepared
@@ -44,9 +46,10 @@ _LOG = logging.getLogger(__name__)
 Format: TypeAlias = ChatFormat | CompletionFormat
 
 
-def make_app(front: FrontDoor, max_body_bytes: int) -> FastAPI:
+def make_app(front: FrontDoor, max_body_bytes: int, gate: Gate | None = None) -> FastAPI:
     """The app of one router."""
     app = FastAPI(title="Octavo", version=version("octavo"), docs_url="/docs", redoc_url=None)
+    app.add_middleware(HttpGate, gate=gate or Gate())  # first, so innermost: around every route, and no more
     app.add_middleware(RequestIds)
     _add_error_handlers(app, front)
     _add_status_routes(app, front)
@@ -105,7 +108,15 @@ async def _chunks(
         yield chunks()
 
 
-def _add_status_routes(app: FastAPI, front: FrontDoor) -> None:
+def make_health_app(front: FrontDoor) -> FastAPI:
+    """An app that says how the router is and nothing else, for a port without keys and TLS."""
+    app = FastAPI(openapi_url=None)
+    _add_health_routes(app, front)
+    _add_error_handlers(app, front)
+    return app
+
+
+def _add_health_routes(app: FastAPI, front: FrontDoor) -> None:
     @app.get("/health")
     async def health() -> Json:
         return {"status": "ok"}
@@ -120,6 +131,10 @@ def _add_status_routes(app: FastAPI, front: FrontDoor) -> None:
             "models": list(found.models),
         }
         return JSONResponse(body, 200 if found.ready else 503)
+
+
+def _add_status_routes(app: FastAPI, front: FrontDoor) -> None:
+    _add_health_routes(app, front)
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:

@@ -75,10 +75,23 @@ class SchedulerState:
 class SchedulerClient:
     """One channel. `run` keeps Watch open; create it in a running event loop."""
 
-    def __init__(self, address: str, token_endpoint: str, name: str) -> None:
+    def __init__(
+        self,
+        address: str,
+        token_endpoint: str,
+        name: str,
+        curve_public_key: str = "",
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        """`curve_public_key` is the token endpoint's, Z85; without `credentials` the channel is plain."""
         self.address = address
-        self._registration = scheduler_pb2.WatchRequest(token_endpoint=token_endpoint, name=name)
-        self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        self._registration = scheduler_pb2.WatchRequest(
+            token_endpoint=token_endpoint, curve_public_key=curve_public_key, name=name
+        )
+        if credentials is None:
+            self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        else:
+            self._channel = grpc.aio.secure_channel(address, credentials, options=_CHANNEL_OPTIONS)
         self._stub: Any = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
         self._listeners: list[Callable[[SchedulerState], None]] = []
         self.state = SchedulerState()
