@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from octavo.internal.v1 import scheduler_pb2, worker_pb2
 from worker_svc.attach import Attachment, Event, Inbox, Lost, Opened, Received, Stop
 from worker_svc.messages import step_result, token_batches
+from worker_svc.observers import Observer, Step
 from worker_svc.outcome import StepOutcome
 from worker_svc.rows import PlanError
 from worker_svc.threads import StepThreads
@@ -43,12 +44,18 @@ class Engine:
     """Owns the runner and the outlet. Every method runs in the step thread."""
 
     def __init__(
-        self, runner: StepRunner, outlet: TokenOutlet, inbox: Inbox, threads: StepThreads | None = None
+        self,
+        runner: StepRunner,
+        outlet: TokenOutlet,
+        inbox: Inbox,
+        threads: StepThreads | None = None,
+        observers: Sequence[Observer] = (),
     ) -> None:
         self._runner = runner
         self._outlet = outlet
         self._inbox = inbox
         self._threads = threads
+        self._observers = tuple(observers)
         self._attachment: Attachment | None = None
 
     def run(self, is_draining: Callable[[], bool]) -> None:
@@ -74,11 +81,16 @@ class Engine:
     def _begin(self, attachment: Attachment) -> None:
         self._forget()
         self._attachment = attachment
+        for observer in self._observers:
+            observer.attached()
 
     def _forget(self) -> None:
         """The scheduler knows nothing of this worker any more, so the worker knows nothing either."""
         if num_rows := self._runner.num_live_rows:
             _LOG.warning("the attachment to the scheduler is lost: %d running sequences dropped", num_rows)
+        if self._attachment is not None:
+            for observer in self._observers:
+                observer.lost()
         self._attachment = None
         self._runner.reset()
         self._outlet.reset()
@@ -106,10 +118,15 @@ class Engine:
             attachment.abandon()
             self._forget()
             return
-        undelivered = self._publish(outcome)
-        duration_ns = time.perf_counter_ns() - begun_ns
+        undelivered, num_refused_sends = self._publish(outcome)
+        ended_ns = time.perf_counter_ns()
+        duration_ns = ended_ns - begun_ns
         result = step_result(outcome, attachment.incarnation, undelivered, duration_ns)
         attachment.say(scheduler_pb2.AttachRequest(result=result))
+        if self._observers:
+            step = Step(plan, outcome, begun_ns, ended_ns, undelivered, num_refused_sends)
+            for observer in self._observers:
+                observer.stepped(step)
         if self._threads is not None:
             self._threads.after_step(duration_ns / 1e9)
 
@@ -121,11 +138,13 @@ class Engine:
             if not self._outlet.knows(admission.router_id):
                 raise PlanError(f"slot {admission.slot}: router {admission.router_id} was never announced")
 
-    def _publish(self, outcome: StepOutcome) -> set[int]:
-        """Sends every router its tokens; returns the plan's rows whose tokens nobody took."""
+    def _publish(self, outcome: StepOutcome) -> tuple[set[int], int]:
+        """Sends every router its tokens; returns the plan's rows whose tokens nobody took, and how many messages."""
         undelivered: set[int] = set()
+        num_refused = 0
         for router_id, batches in token_batches(outcome).items():
             for batch in batches:
                 if not self._outlet.send(router_id, batch.message):
                     undelivered.update(batch.plan_rows)
-        return undelivered
+                    num_refused += 1
+        return undelivered, num_refused

@@ -16,12 +16,18 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
 from octavo.internal.v1 import scheduler_pb2, types_pb2, worker_pb2
+from octavo.metrics import serve_metrics
+from octavo.metrics_gpu import find_gpus
 from octavo.phases import Abandoned, Phase, Phases
 from octavo.process import Shutdown
+from octavo.tracing import make_tracer
 from worker_svc.attach import Inbox, SchedulerLink, Stop
 from worker_svc.config import WorkerConfig
+from worker_svc.metrics import WorkerMetrics
+from worker_svc.observers import Observer
 from worker_svc.process_memory import keep_freed_memory
 from worker_svc.threads import limit_spinning
+from worker_svc.traces import StepTraces
 
 if TYPE_CHECKING:
     from worker_svc.engine import StepRunner
@@ -75,6 +81,11 @@ def _serve(config: WorkerConfig, name: str, link: SchedulerLink, inbox: Inbox, s
     keep_freed_memory()
     # What the start makes lives as long as the process: the collector would walk it again and again, for nothing.
     gc.disable()
+    metrics = WorkerMetrics()
+    metrics.set.on_scrape(lambda: metrics.show_phases(phases.snapshot()))
+    scraped = serve_metrics(metrics.set, config.metrics_host, config.metrics_port)
+    _LOG.info("metrics on http://%s:%d/metrics", config.metrics_host, scraped.port)
+    tracer = make_tracer("octavo-worker", config.otlp_endpoint, config.otlp_sampling_ratio)
     with phases.phase("import"):
         from worker_svc.engine import Engine
         from worker_svc.token_outlet import TokenOutlet
@@ -88,10 +99,19 @@ def _serve(config: WorkerConfig, name: str, link: SchedulerLink, inbox: Inbox, s
     outlet = TokenOutlet()
     loaded.hello.curve_public_key = outlet.curve_public_key
     link.ready(loaded.hello)
+    if (gpus := find_gpus()) is not None:
+        metrics.set.on_scrape(lambda: gpus.read_into(metrics.set))
+    observers: list[Observer] = [metrics.for_model(loaded.hello)]
+    if tracer is not None:
+        observers.append(StepTraces(tracer, name))
     try:
-        Engine(loaded.runner, outlet, inbox, loaded.threads).run(lambda: shutdown.draining)
+        Engine(loaded.runner, outlet, inbox, loaded.threads, observers).run(lambda: shutdown.draining)
     finally:
         outlet.close()
+        _LOG.info("%s", metrics.totals())
+        scraped.close()
+        if tracer is not None:
+            tracer.close()
 
 
 def _loader(config: WorkerConfig) -> Callable[[WorkerConfig, Phases], Loaded]:
