@@ -13,13 +13,17 @@ import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import TypeVar
 
 from octavo.internal.v1 import scheduler_pb2
 from octavo.phases import Phase
 from router.access.admission import Admission
 from router.errors import InvalidRequest, NotFound, Unavailable, check_text, show_value
-from router.generation import Prepared, StreamContext, run
+from router.generation import StreamContext, run
 from router.metrics import RouterMetrics
+from router.prepared import Prepared
+from router.prompting import BuiltPrompt, build_prompts
+from router.ranking import likeliest
 from router.readiness import Readiness, judge
 from router.requests import ChatPrompt, Event, GenerationRequest, RequestOptions, clean_request_id
 from router.sampling import ModelLimits, check_sampling
@@ -28,9 +32,10 @@ from router.streams.sequence import SequenceDriver
 from router.streams.token_inlet import StreamKeys, TokenInlet
 from router.streams.types import Output, StreamSpec
 from router.text.model_text import ModelText
-from router.text.prompt import Prompt
 from router.traces import INCOMING, RequestTracer
 from router.worker_starts import WorkerStarts
+
+T = TypeVar("T")
 
 MAX_SALT_CHARS = 256
 PRIORITY_MIN, PRIORITY_MAX = -(2**31), 2**31 - 1
@@ -111,40 +116,40 @@ class FrontDoor:
         text, served = self._require_ready(request.options.model)
         request = self._admission.admit(request)
         info = served.info
-        builder = text.prompts(vocab_size=info.vocab_size, max_model_len=info.max_model_len)
         options = self._check_options(request.options)
-        loop = asyncio.get_running_loop()
-        asked, is_chat = request.prompt, isinstance(request.prompt, ChatPrompt)
 
-        def build() -> list[Prompt]:
-            if isinstance(asked, ChatPrompt):
-                return [builder.chat(asked.messages, asked.options)]
-            return builder.completions(asked.value, add_special_tokens=asked.add_special_tokens)
+        def build() -> list[BuiltPrompt]:
+            return build_prompts(request, text, vocab_size=info.vocab_size, max_model_len=info.max_model_len)
 
-        prompts = await loop.run_in_executor(self._threads, build)
+        prompts = await self.in_thread(build)
         limits = ModelLimits(info.vocab_size, info.max_model_len, served.max_cached_tokens or None)
         drawn_seed = self._seeds.getrandbits(63)
         internal_id = secrets.token_hex(12)
         return [
             Prepared(
                 internal_id=internal_id if len(prompts) == 1 else f"{internal_id}-{position}",
-                prompt_ids=prompt.token_ids,
+                prompt_ids=built.prompt.token_ids,
                 params=check_sampling(
                     request.sampling,
                     limits,
                     text.defaults,
-                    prompt_tokens=len(prompt.token_ids),
-                    is_chat=is_chat,
+                    prompt_tokens=len(built.prompt.token_ids),
+                    is_chat=isinstance(request.prompt, ChatPrompt),
                     drawn_seed=drawn_seed,
                 ),
                 options=options,
                 end_token_ids=tuple(info.end_token_ids),
                 arrived_at=arrived_at,
                 traceparent=INCOMING.get(),
-                prompt_text=prompt.text if request.sampling.echo else None,
+                prompt_text=built.prompt.text if request.sampling.echo else None,
+                reply=built.reply,
             )
-            for position, prompt in enumerate(prompts)
+            for position, built in enumerate(prompts)
         ]
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """The result of work on texts, done beside the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     @contextlib.asynccontextmanager
     async def answer(self, prepared: Prepared) -> AsyncIterator[AsyncGenerator[Event, None]]:
@@ -161,6 +166,8 @@ class FrontDoor:
         self._idle.clear()
         try:
             events = self._admission.metered(prepared.options.tenant, run(prepared, self.text.tokenizer, self._context))
+            if prepared.params.best_of > prepared.params.n:
+                events = likeliest(events, prepared.params)
             async with contextlib.aclosing(events):
                 yield events
         finally:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
 
-from octavo.internal.v1 import scheduler_pb2, types_pb2
+from octavo.internal.v1 import scheduler_pb2
 from router.errors import (
     DeadlineExceeded,
     ErrorKind,
@@ -22,19 +22,18 @@ from router.errors import (
     Unavailable,
 )
 from router.metrics import RouterMetrics, SequenceMeter, abort_reason
-from router.replies.output import Reply, ReplySpec
+from router.prepared import Prepared, scheduler_call
+from router.replies.output import Reply
 from router.replies.types import NOTHING, ReplyPiece
 from router.requests import (
     ChoiceEnd,
     Event,
     PromptInfo,
     QueueInfo,
-    RequestOptions,
     TextDelta,
     TokenInfo,
     Usage,
 )
-from router.sampling import SamplingParams
 from router.streams.sequence import SequenceDriver
 from router.streams.types import (
     Completed,
@@ -56,25 +55,6 @@ from router.traces import RequestTrace, RequestTracer
 _DEFAULT_RETRY_S = 1.0
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A request that passed every check: what is run."""
-
-    internal_id: str
-    prompt_ids: tuple[int, ...]
-    params: SamplingParams
-    options: RequestOptions
-    end_token_ids: tuple[int, ...]
-    arrived_at: float
-    """When the request came, by the clock of the router's metrics."""
-    traceparent: str = ""
-    """The span that the request belongs to, where it came with one."""
-    prompt_text: str | None = None
-    """The prompt as text, where the request asked for an echo."""
-    reply: ReplySpec | None = None
-    """What a chat's answer may hold beside content; None where all text is content."""
-
-
 DriverFactory = Callable[[StreamSpec, scheduler_pb2.GenerateRequest, Callable[[Output], None]], SequenceDriver]
 
 
@@ -93,7 +73,7 @@ class StreamContext:
 async def run(prepared: Prepared, tokenizer: Tokenizer, context: StreamContext) -> AsyncGenerator[Event, None]:
     """The events, ending with one ChoiceEnd a choice and one Usage. Raises RouterError; close it to cancel."""
     queue: asyncio.Queue[tuple[int, Output]] = asyncio.Queue()
-    num_choices = prepared.params.n
+    num_choices = prepared.params.best_of
     choices = [_Choice(index, prepared, tokenizer, _meter(prepared, context)) for index in range(num_choices)]
     drivers = [_make_driver(prepared, index, context, queue) for index in range(num_choices)]
     context.metrics.begin(prepared.options.model, prepared.options.tenant, len(prepared.prompt_ids), num_choices)
@@ -254,64 +234,17 @@ def _hidden_ids(prepared: Prepared, tokenizer: Tokenizer) -> frozenset[int]:
 def _make_driver(
     prepared: Prepared, index: int, context: StreamContext, queue: asyncio.Queue[tuple[int, Output]]
 ) -> SequenceDriver:
-    params = prepared.params
-    wants_prompt = params.prompt_logprobs is not None and index == 0  # the prompt is the same for every choice
     spec = StreamSpec(
         stream_key=context.draw_key(),
-        max_tokens=params.max_tokens,
-        stop_token_ids=frozenset(params.stop_token_ids),
+        max_tokens=prepared.params.max_tokens,
+        stop_token_ids=frozenset(prepared.params.stop_token_ids),
         recovery_timeout_s=context.recovery_timeout_s,
         endpoint=context.token_endpoint,
-        wants_logprobs=params.logprobs is not None,
-        prompt_logprob_positions=range(1, len(prepared.prompt_ids)) if wants_prompt else None,
+        wants_logprobs=prepared.num_logprobs is not None,
+        prompt_logprob_positions=prepared.prompt_logprob_positions if index == 0 else None,
     )
-    call = _scheduler_call(prepared, index, spec)
+    call = scheduler_call(prepared, index, spec)
     return context.make_driver(spec, call, lambda output: queue.put_nowait((index, output)))
-
-
-def _scheduler_call(prepared: Prepared, index: int, spec: StreamSpec) -> scheduler_pb2.GenerateRequest:
-    """The part of the scheduler request that is the same for every attempt."""
-    options = prepared.options
-    call = scheduler_pb2.GenerateRequest(
-        request_id=prepared.internal_id,
-        model=options.model,
-        adapter=options.adapter,
-        task=types_pb2.TASK_GENERATE,
-        prompt_token_ids=prepared.prompt_ids,
-        sampling=_sampling(prepared, index),
-        cache_salt=options.cache_salt,
-        priority=options.priority,
-        group_id=prepared.internal_id if prepared.params.n > 1 else "",
-        group_size=prepared.params.n,
-        stream_key=spec.stream_key,
-        queue_events=options.queue_events,
-    )
-    if options.deadline_s is not None:
-        call.deadline_ns = max(0, int(options.deadline_s * 1e9))
-    if spec.prompt_logprob_positions:
-        call.sampling.num_prompt_logprobs = prepared.params.prompt_logprobs or 0
-    return call
-
-
-def _sampling(prepared: Prepared, index: int) -> types_pb2.SamplingParams:
-    params = prepared.params
-    return types_pb2.SamplingParams(
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        min_p=params.min_p,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        repetition_penalty=params.repetition_penalty,
-        seed=params.seed_of(index) % 2**64,
-        bias_token_ids=[token_id for token_id, _ in params.logit_bias],
-        bias_values=[bias for _, bias in params.logit_bias],
-        max_tokens=params.max_tokens,
-        min_tokens=params.min_tokens,
-        end_token_ids=() if params.ignore_eos else prepared.end_token_ids,
-        stop_token_ids=params.stop_token_ids,
-        num_logprobs=params.logprobs,
-    )
 
 
 def _error(failed: Failed) -> RouterError:

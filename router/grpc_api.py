@@ -26,7 +26,6 @@ from router.access.gate import Gate
 from router.access.grpc_gate import GrpcGate
 from router.errors import Exhausted, InternalError, InvalidRequest, RouterError
 from router.front import FrontDoor
-from router.generation import Prepared
 from router.grpc_wire import (
     StreamResponse,
     UnaryResponse,
@@ -37,6 +36,7 @@ from router.grpc_wire import (
     write_event,
 )
 from router.metrics import RouterMetrics
+from router.prepared import Prepared
 from router.requests import AnswerBuilder, GenerationRequest, clean_request_id
 from router.traces import INCOMING
 

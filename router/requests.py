@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from router.replies.types import ToolCallDelta, join_calls
 from router.sampling import SamplingRequest
 from router.streams.types import ReceiptParts
 from router.structured.spec import GrammarSpec
@@ -34,6 +35,10 @@ class ChatPrompt:
 
     messages: object
     options: ChatOptions = field(default_factory=ChatOptions)
+    tool_choice: object = None
+    parallel_tool_calls: object = None
+    include_reasoning: object = None
+    add_special_tokens: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,8 @@ class GenerationRequest:
     prompt: CompletionPrompt | ChatPrompt
     sampling: SamplingRequest = field(default_factory=SamplingRequest)
     options: RequestOptions = field(default_factory=RequestOptions)
+    truncate_prompt_tokens: object = None
+    """Keep the last so many tokens of the prompt; -1: as many as leave room for the answer."""
     grammar: GrammarSpec | None = None
     """What the answer must be; None leaves it free. From `router.structured`, which knows the fields that say it."""
 
@@ -79,13 +86,18 @@ class TokenInfo:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """More text of one choice, and the tokens behind it from position `start_index` of the output."""
+    """More text of one choice, and the tokens behind it from position `start_index` of the output.
+
+    A chat's answer may also gain thinking and tool calls; `text` is its content alone.
+    """
 
     index: int
     text: str
     start_index: int
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenInfo, ...] = ()
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +118,7 @@ class QueueInfo:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceEnd:
-    """One choice is complete. `finish_reason` is stop or length; at most one of the stops is set."""
+    """One choice is complete. `finish_reason` is stop, length or tool_calls; at most one of the stops is set."""
 
     index: int
     finish_reason: str
@@ -184,6 +196,8 @@ def _join(index: int, deltas: Sequence[TextDelta]) -> TextDelta:
         0,
         tuple(token_id for delta in deltas for token_id in delta.token_ids),
         tuple(token for delta in deltas for token in delta.logprobs),
+        "".join(delta.reasoning for delta in deltas),
+        join_calls(call for delta in deltas for call in delta.tool_calls),
     )
 
 

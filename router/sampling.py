@@ -37,6 +37,8 @@ class SamplingRequest:
     stop_token_ids: Sequence[int] | None = None
     ignore_eos: bool | None = None
     n: int | None = None
+    best_of: int | None = None
+    """Sequences of which the n likeliest are the answer; n when absent."""
     logprobs: int | None = None
     """How many alternatives to report beside each generated token; 0 reports the token alone."""
     prompt_logprobs: int | None = None
@@ -99,6 +101,8 @@ class SamplingParams:
     max_tokens: int
     min_tokens: int
     n: int
+    best_of: int
+    """Sequences that are run; the n of the highest summed logprob are the answer."""
     ignore_eos: bool
     echo: bool
     skip_special_tokens: bool
@@ -142,6 +146,10 @@ def check_sampling(
     min_tokens = said.get("min_tokens", 0)
     if min_tokens > max_tokens:
         raise InvalidRequest("min_tokens", f"min_tokens must be at most max_tokens ({max_tokens}), got {min_tokens}")
+    n = said.get("n", 1)
+    best_of = said.get("best_of", n)
+    if best_of < n:
+        raise InvalidRequest("best_of", f"best_of must be at least n ({n}), got {best_of}")
     echo = check_flag("echo", request.echo, default=False)
     if echo and is_chat:
         raise InvalidRequest("echo", "echo must be false for chat, got true; completions can echo their prompt")
@@ -156,7 +164,8 @@ def check_sampling(
         seed=said.get("seed", drawn_seed),
         max_tokens=max_tokens,
         min_tokens=min_tokens,
-        n=said.get("n", 1),
+        n=n,
+        best_of=best_of,
         ignore_eos=check_flag("ignore_eos", request.ignore_eos, default=False),
         echo=echo,
         skip_special_tokens=check_flag("skip_special_tokens", request.skip_special_tokens, default=True),

@@ -59,6 +59,7 @@ NUMBER_RULES: Mapping[str, NumberRule] = {
     "max_tokens": NumberRule(1, _MAX_INT32, integer=True),
     "min_tokens": NumberRule(0, _MAX_INT32, integer=True),
     "n": NumberRule(1, MAX_CHOICES, integer=True),
+    "best_of": NumberRule(1, MAX_CHOICES, integer=True),
     "logprobs": NumberRule(0, MAX_TOP_LOGPROBS, integer=True),
     "prompt_logprobs": NumberRule(0, MAX_TOP_LOGPROBS, integer=True),
 }

@@ -15,7 +15,7 @@ from router.requests import ChoiceEnd
 from router.streams.types import ReceiptParts
 
 if TYPE_CHECKING:
-    from router.generation import Prepared
+    from router.prepared import Prepared
 
 _Attributes: TypeAlias = dict[str, str | int | float | bool]
 

@@ -24,7 +24,6 @@ from router.access.gate import Gate
 from router.access.http_gate import HttpGate
 from router.errors import Cancelled, RouterError
 from router.front import FrontDoor
-from router.generation import Prepared
 from router.openai.chat import ChatFormat
 from router.openai.completions import CompletionFormat
 from router.openai.schema import HttpRequest, read_chat, read_completion
@@ -39,6 +38,7 @@ from router.openai.transport import (
     request_id_of,
     unless_gone,
 )
+from router.prepared import Prepared
 from router.requests import AnswerBuilder, Usage
 
 _LOG = logging.getLogger(__name__)

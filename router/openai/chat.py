@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from router.generation import Prepared
 from router.openai.shapes import Json, prompt_logprobs_json, stop_reason, usage_json
+from router.prepared import Prepared
 from router.requests import Answer, ChoiceEnd, Event, TextDelta, TokenInfo, Usage
 from router.streams.types import ReceiptParts
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from functools import reduce
 from operator import add
 
-from router.generation import Prepared
 from router.openai.chat import receipt_json
 from router.openai.shapes import Json, echoed_tokens, prompt_logprobs_json, stop_reason, token_name, usage_json
+from router.prepared import Prepared
 from router.requests import Answer, ChoiceEnd, Event, PromptInfo, TextDelta, TokenInfo, Usage
 from router.text.tokenizer import Tokenizer
 

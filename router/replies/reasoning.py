@@ -40,12 +40,12 @@ def detect_tags(template_source: str) -> ReasoningTags | None:
     return None
 
 
-def opens_inside(tags: ReasoningTags, prompt_text: str) -> bool:
-    """Whether what continues this prompt is thinking already."""
+def opens_inside(tags: ReasoningTags, prompt_text: str, continued_text: str = "") -> bool:
+    """Whether what follows this prompt is thinking already. `continued_text`: the last message, where it goes on."""
     stripped = prompt_text.rstrip()
-    if stripped.endswith(tags.opener):
+    if stripped.endswith(tags.opener) or continued_text.rfind(tags.opener) > continued_text.rfind(tags.closer):
         return True
-    return tags.begins_open and not stripped.endswith(tags.closer)
+    return tags.begins_open and not continued_text and not stripped.endswith(tags.closer)
 
 
 class _Side(enum.Enum):

@@ -5,7 +5,8 @@ Knows no model's way of writing them and no protocol.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +28,17 @@ class ReplyPiece:
     content: str = ""
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
+
+
+NOTHING = ReplyPiece()
+
+
+def join_calls(deltas: Iterable[ToolCallDelta]) -> tuple[ToolCallDelta, ...]:
+    """Each call whole, in order."""
+    calls: list[ToolCallDelta] = []
+    for delta in deltas:
+        if delta.index == len(calls):
+            calls.append(delta)
+        else:
+            calls[delta.index] = replace(calls[delta.index], arguments=calls[delta.index].arguments + delta.arguments)
+    return tuple(calls)

@@ -7,6 +7,7 @@ line. Knows nothing of tokens.
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -61,6 +62,10 @@ class ChatTemplate:
     def constants(self) -> frozenset[str]:
         """The string constants in its expressions."""
         return frozenset(node.value for node in self._tree.find_all(nodes.Const) if isinstance(node.value, str))
+
+    def knows(self, name: str) -> bool:
+        """Whether it names a variable or a key of a message, as far as its text tells."""
+        return re.search(rf"\b{re.escape(name)}\b", self.source) is not None
 
     @cached_property
     def literal_text(self) -> str:
@@ -121,7 +126,14 @@ class ChatTemplates:
         if has_tools and "tool_use" in self.named:
             return self.named["tool_use"]
         if "default" in self.named:
-            return self.named["default"]
+            default = self.named["default"]
+            if has_tools and not default.knows("tools"):
+                raise InvalidRequest(
+                    "tools",
+                    "tools: this model's chat template shows no tools to the model; leave them out, or use a model that "
+                    "was trained to call tools",
+                )
+            return default
         if self.named:
             names = ", ".join(sorted(self.named))
             raise InvalidRequest("messages", f"messages: the model names its chat templates {names}, none is default")

@@ -57,6 +57,21 @@ def normalize_tools(tools: object) -> list[dict[str, Any]] | None:
     return plain
 
 
+def write_out_calls(message: dict[str, Any], use: ContentUse) -> dict[str, Any]:
+    """A normalized message for a template that knows no tool calls: they are content, one JSON object a line.
+
+    Without them the result of a call would answer nothing, and a turn without content breaks most such templates.
+    """
+    if "tool_calls" not in message:
+        return message
+    functions = [call["function"] for call in message["tool_calls"]]
+    lines = [json.dumps({"name": f["name"], "arguments": f["arguments"]}, ensure_ascii=False) for f in functions]
+    content = message.get("content", [] if use.iterates_parts else "")
+    if isinstance(content, list):
+        return {**message, "content": [*content, *({"type": "text", "text": line} for line in lines)]}
+    return {**message, "content": "\n".join(filter(None, (content, *lines)))}
+
+
 def plain_data(field: str, value: object, depth: int = 0) -> Any:
     """A deep copy of JSON data. Refuses lone surrogates, infinite numbers, and nesting past `MAX_NESTING`."""
     if depth > MAX_NESTING:

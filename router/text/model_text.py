@@ -6,13 +6,14 @@ Read once at start from the model's files, by `load_model_text`; frozen afterwar
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
 from octavo.process import StartError
 from octavo.sources import tokenizer_hash
 from router.errors import InvalidRequest
+from router.replies.setup import ReplySettings
 from router.sampling import SamplingDefaults
 from router.text.chat_template import ChatTemplates, TemplateFileError
 from router.text.prompt import PromptBuilder
@@ -30,6 +31,7 @@ class ModelText:
     templates: ChatTemplates
     defaults: SamplingDefaults
     tokenizer_hash: str
+    replies: ReplySettings = field(default_factory=ReplySettings)
 
     def prompts(self, *, vocab_size: int, max_model_len: int) -> PromptBuilder:
         """The builder for a model of this size; the same one for the same numbers."""
@@ -41,7 +43,9 @@ def _prompts(tokenizer: Tokenizer, templates: ChatTemplates, vocab_size: int, ma
     return PromptBuilder(tokenizer, templates, vocab_size=vocab_size, max_model_len=max_model_len)
 
 
-def load_model_text(name: str, directory: Path) -> ModelText:
+def load_model_text(
+    name: str, directory: Path, tool_call_parser: str = "auto", reasoning_parser: str = "auto"
+) -> ModelText:
     """Read the tokenizer and what belongs to it. Raises StartError naming the file."""
     try:
         tokenizer = Tokenizer.load(directory)
@@ -54,4 +58,6 @@ def load_model_text(name: str, directory: Path) -> ModelText:
     if differing := defaults.differing():
         values = ", ".join(f"{key} {value:g}" for key, value in differing.items())
         _LOG.info("sampling defaults by %s: %s", directory / "generation_config.json", values)
-    return ModelText(name, tokenizer, templates, defaults, tokenizer_hash(directory))
+    source = "\n".join(template.source for _, template in sorted(templates.named.items()))
+    replies = ReplySettings.choose(source, tool_call_parser, reasoning_parser)
+    return ModelText(name, tokenizer, templates, defaults, tokenizer_hash(directory), replies)

@@ -20,7 +20,7 @@ from typing import Any
 from router.errors import InvalidRequest, RequestTooLarge, check_text, show_value
 from router.sampling_rules import check_token_id
 from router.text.chat_template import ChatTemplate, ChatTemplates
-from router.text.messages import normalize_messages, normalize_tools, plain_data
+from router.text.messages import normalize_messages, normalize_tools, plain_data, write_out_calls
 from router.text.provenance import ControlStrings, Disguise, map_strings, strings_of
 from router.text.tokenizer import PlainTextEncoder, Span, Tokenizer, control_strings
 
@@ -66,13 +66,18 @@ class PromptBuilder:
         """No longer text fits into the context, whatever it says."""
         return self._max_model_len * self._tokenizer.longest_token_chars
 
-    def chat(self, messages: object, options: ChatOptions | None = None) -> Prompt:
-        """The prompt of a conversation. Raises `InvalidRequest` naming the message."""
+    def chat(self, messages: object, options: ChatOptions | None = None, *, add_special_tokens: bool = False) -> Prompt:
+        """The prompt of a conversation. Raises `InvalidRequest` naming the message.
+
+        `add_special_tokens` puts around it what the tokenizer puts around a text, but no second BOS.
+        """
         options = options or ChatOptions()
         tools = normalize_tools(options.tools)
         template = self._templates.pick(has_tools=tools is not None)
         encoder = self._chats[id(template)]
         conversation = normalize_messages(messages, template.content_use, encoder.accepts_role)
+        if not template.knows("tool_calls"):
+            conversation = [write_out_calls(message, template.content_use) for message in conversation]
         variables = encoder.variables(conversation, tools, options)
         self._refuse_long("messages", sum(map(len, strings_of([conversation, tools]))))
         text, spans = encoder.render(variables, continued=options.continue_final_message)
@@ -80,7 +85,7 @@ class PromptBuilder:
         ids = encoder.encode(text, spans)
         if not ids:
             raise InvalidRequest("messages", "messages: the chat template made an empty prompt of them")
-        return Prompt(tuple(ids), text)
+        return Prompt(tuple(self._tokenizer.enclose(ids) if add_special_tokens else ids), text)
 
     def completion(self, prompt: object, *, field: str = "prompt", add_special_tokens: bool = True) -> Prompt:
         """One prompt, text or token ids. Raises `InvalidRequest` naming `field`, and the index of a bad id."""

@@ -113,10 +113,16 @@ class Tokenizer:
         else:
             ids = self.plain.encode(text)
             if add_special_tokens:
-                prefix, suffix = self._added_ids
-                ids = [*prefix, *ids, *suffix]
+                ids = self.enclose(ids)
         doubled = ids[:2] == [self.bos_id, self.bos_id]
         return ids[1:] if doubled and add_special_tokens and allow_special else ids
+
+    def enclose(self, ids: list[int]) -> list[int]:
+        """Ids with BOS and the like around them, as far as the tokenizer adds such; none is doubled."""
+        prefix, suffix = self._added_ids
+        before = [] if ids[: len(prefix)] == prefix else prefix
+        after = [] if suffix and ids[-len(suffix) :] == suffix else suffix
+        return [*before, *ids, *after]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence: the joined bytes of its tokens, undecodable ones as U+FFFD.
