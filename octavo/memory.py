@@ -1,16 +1,18 @@
 """How much memory a model takes: weights, KV blocks, workspace, as arithmetic over its shape.
 
 The checks predict with these functions before anything is loaded, and the worker allocates by the same ones.
-Knows numbers alone: no file, no tensor, no machine.
+Knows numbers alone: no file, no tensor; of the machine only what was collected.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from octavo.machine import MachineFacts
 from octavo.model_families import FAMILIES, Family, architecture_of, completed, longest_context, rope_parameters
+from octavo.sharding import DividedSizes, share_of
 
 DTYPE_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 
@@ -34,7 +36,7 @@ _LOGIT_COPIES = 4  # raw, processed, their log-softmax or noise, and the sort or
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The numbers of a decoder that decide its memory."""
+    """The numbers of a decoder, or of one rank's part of it, that decide its memory."""
 
     num_layers: int
     hidden_size: int
@@ -49,6 +51,8 @@ class ModelShape:
     layer_vector_items: int
     # Items of one position in the rotary tables, cosines and sines of every distinct table.
     rope_position_items: int
+    # Ranks that hold the model together; each has `vocab_size` rows of the tables, and rank 0 gathers all logits.
+    num_ranks: int = 1
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelShape:
@@ -72,6 +76,26 @@ class ModelShape:
             tied_embeddings=bool(fields["tie_word_embeddings"]),
             layer_vector_items=_vector_items(fields, family, (heads + 2 * kv_heads) * head_dim, head_dim),
             rope_position_items=_rotary_dims(fields, family, head_dim),
+        )
+
+    @property
+    def divided_sizes(self) -> DividedSizes:
+        """The sizes that ranks divide."""
+        return DividedSizes(self.num_heads, self.num_kv_heads, self.intermediate_size, self.vocab_size)
+
+    def part(self, rank: int, num_ranks: int) -> ModelShape:
+        """What one rank holds; its biases, which are small, are counted whole.
+
+        Raises octavo.sharding.ShardingError where so many ranks cannot share the model.
+        """
+        sizes = share_of(self.divided_sizes, rank, num_ranks).sizes
+        return replace(
+            self,
+            num_heads=sizes.num_heads,
+            num_kv_heads=sizes.num_kv_heads,
+            intermediate_size=sizes.intermediate_size,
+            vocab_size=sizes.num_embedding_rows,
+            num_ranks=num_ranks,
         )
 
     @property
@@ -105,10 +129,12 @@ class ModelShape:
         """Most bytes that one step's activations and logits take beside weights and KV.
 
         Logits are fp32 over the vocabulary for each sampled row. The widest moment of a layer holds residual,
-        normed input, both halves of the MLP and their product for each row.
+        normed input, both halves of the MLP and their product for each row, and what the ranks of a group add up.
         """
-        logits = _LOGIT_COPIES * max_num_seqs * self.vocab_size * 4
+        logits = _LOGIT_COPIES * max_num_seqs * self.vocab_size * self.num_ranks * 4
         row = 3 * self.hidden_size + 3 * self.intermediate_size + 2 * self.num_heads * self.head_dim
+        if self.num_ranks > 1:
+            row += (self.num_ranks + 2) * self.hidden_size
         return logits + max_num_batched_tokens * row * DTYPE_BYTES[dtype]
 
 
@@ -201,6 +227,15 @@ class MemoryPrediction:
     def total_bytes(self) -> int:
         return self.runtime_bytes + self.weight_bytes + self.kv_bytes + self.workspace_bytes + self.host_bytes
 
+    def __add__(self, other: MemoryPrediction) -> MemoryPrediction:
+        return MemoryPrediction(
+            self.runtime_bytes + other.runtime_bytes,
+            self.weight_bytes + other.weight_bytes,
+            self.kv_bytes + other.kv_bytes,
+            self.workspace_bytes + other.workspace_bytes,
+            self.host_bytes + other.host_bytes,
+        )
+
 
 def predict(
     shape: ModelShape,
@@ -216,6 +251,22 @@ def predict(
     left = free_bytes - RUNTIME_BYTES - weights - workspace - request.host_bytes
     pool = size_kv_pool(request, shape.kv_block_bytes(request.block_size, dtype), left)
     return MemoryPrediction(RUNTIME_BYTES, weights, pool.num_bytes, workspace, request.host_bytes), pool
+
+
+def predict_ranks(
+    parts: Sequence[ModelShape], dtype: str, request: KvRequest, max_num_batched_tokens: int, machine: MachineFacts
+) -> tuple[MemoryPrediction, KvPool]:
+    """Memory of the ranks on this machine, all of them together, and the KV pool that each of them gets.
+
+    `parts` are what the ranks hold. Options of size count for each rank, and each has an even share of the machine's
+    free memory. The pool has as many blocks as the rank with the least room for them.
+    """
+    free_bytes = machine.free_memory_bytes // len(parts)
+    found = [predict(part, dtype, request, max_num_batched_tokens, free_bytes, machine.cpu_flags) for part in parts]
+    num_blocks = min(pool.num_blocks for _, pool in found)
+    each = [replace(memory, kv_bytes=num_blocks * pool.block_bytes) for memory, pool in found]
+    largest = max((pool for _, pool in found), key=lambda pool: pool.block_bytes)
+    return sum(each[1:], each[0]), replace(largest, num_blocks=num_blocks)
 
 
 def resolve_dtype(requested: str, checkpoint_dtype: str | None, cpu_flags: frozenset[str]) -> str:

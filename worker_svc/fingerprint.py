@@ -43,9 +43,14 @@ def model_fingerprint(source: ModelSource, weight_files: Iterable[Path], served_
 
 
 def numerics_fingerprint(
-    model: str, dtype: str, backend: BackendInfo, versions: Mapping[str, str], cpu_capability: str
+    model: str,
+    dtype: str,
+    backend: BackendInfo,
+    versions: Mapping[str, str],
+    cpu_capability: str,
+    num_ranks: int = 1,
 ) -> str:
-    """Hex digest of everything that decides the bits of an answer; a TP group's size is one here."""
+    """Hex digest of everything that decides the bits of an answer; `num_ranks` hold the model together."""
     facts = {
         "model": model,
         "dtype": dtype,
@@ -53,7 +58,7 @@ def numerics_fingerprint(
         "variant": backend.variant,
         "versions": dict(versions),
         "cpu": cpu_capability,
-        "tensor_parallel_size": 1,
+        "tensor_parallel_size": num_ranks,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 

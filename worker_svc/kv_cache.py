@@ -7,7 +7,7 @@ nothing.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from octavo.machine import MachineFacts
@@ -62,11 +62,16 @@ class WorkerMemory:
     # Left once the cache is full and a step runs.
     free_bytes: int
 
+    def with_blocks(self, num_blocks: int, reason: str) -> WorkerMemory:
+        """With a smaller pool, and why."""
+        pool = replace(self.pool, num_blocks=num_blocks, reason=reason)
+        return replace(self, pool=pool, free_bytes=self.free_bytes + self.pool.num_bytes - pool.num_bytes)
+
 
 def size_memory(
     config: WorkerConfig, shape: ModelShape, dtype: str, machine: MachineFacts, resident_bytes: int
 ) -> WorkerMemory:
-    """Sizes the KV cache for a worker whose weights are loaded: `machine` was read after that.
+    """Sizes the KV cache of a rank whose weights are loaded: `machine` was read after that, and is its share of it.
 
     Raises StartError when not one block fits, naming what is free and what a block takes.
     """
@@ -133,7 +138,8 @@ def memory_table(memory: WorkerMemory, shape: ModelShape, dtype: str, config: Wo
         f"{_origin(config, 'max_num_batched_tokens')}) of at most {config.max_num_seqs} sequences (--max-num-seqs, "
         f"{_origin(config, 'max_num_seqs')})"
     )
-    return "memory\n" + "\n".join(lines)
+    whose = "memory" if shape.num_ranks == 1 else f"memory of this rank, one of {shape.num_ranks}"
+    return f"{whose}\n" + "\n".join(lines)
 
 
 def _precisions(memory: WorkerMemory, dtype: str) -> str:

@@ -10,7 +10,7 @@ import importlib.metadata
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,29 +18,30 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from tqdm import tqdm
 
-from kernels.api import Backend, KVCache, KVCacheSpec
+from kernels.api import Backend, KVCacheSpec
 from kernels.select import open_backend
 from octavo.internal.v1 import types_pb2, worker_pb2
-from octavo.machine import MachineFacts, collect_machine, usable_cpus
+from octavo.machine import collect_machine, usable_cpus
 from octavo.memory import ModelShape, dtype_reason, resolve_dtype
 from octavo.model_families import ModelConfigError
 from octavo.phases import Phases
 from octavo.process import StartError
-from octavo.sizes import format_bytes
+from octavo.sharding import ShardingError
 from octavo.sources import ModelSource, end_token_ids, resolve, tokenizer_hash, vocabulary_facts
+from worker_svc.caches import allocate_cache, allocate_host_cache
 from worker_svc.config import WorkerConfig
 from worker_svc.fingerprint import model_fingerprint, numerics_fingerprint
-from worker_svc.kv_cache import memory_table, model_shape, resident_bytes, resolve_max_model_len, size_memory
-from worker_svc.model.config import ModelConfig
+from worker_svc.kv_cache import model_shape, resolve_max_model_len
 from worker_svc.model.decoder import Decoder, build_decoder
 from worker_svc.model.families import parse_config
-from worker_svc.model.names import expected_shapes
+from worker_svc.model.sharding import ModelShard, shard_model
+from worker_svc.parallel.group import ALONE, Membership, TPGroup
 from worker_svc.process_memory import return_freed_memory
 from worker_svc.rows import RowLimits
 from worker_svc.runner import Runner, RunnerLimits
 from worker_svc.threads import StepThreads, watched_threads
 from worker_svc.warm_up import PROBE_TEXT, warm_up
-from worker_svc.weights import Checkpoint, ExpectedTensor, WeightsError, load_weights, open_checkpoint
+from worker_svc.weights import Checkpoint, WeightsError, load_weights, open_checkpoint
 
 _LOG = logging.getLogger(__name__)
 
@@ -59,13 +60,12 @@ class LoadedWorker:
 
 @dataclass(frozen=True)
 class _Model:
-    """What the model phase found: files, architecture, precision."""
+    """What the model phase found: files, architecture, this rank's part and its shape, precision."""
 
     source: ModelSource
-    config: ModelConfig
+    shard: ModelShard
     shape: ModelShape
     dtype: str
-    machine: MachineFacts
 
 
 @dataclass(frozen=True)
@@ -78,21 +78,25 @@ class _Vocabulary:
     probe_token_ids: tuple[int, ...]
 
 
-def load(config: WorkerConfig, phases: Phases) -> LoadedWorker:
-    """Runs the phases. Raises StartError, SourceError or MemoryError with a cause that the operator can mend."""
+def load(config: WorkerConfig, phases: Phases, ranks: Membership = ALONE) -> LoadedWorker:
+    """Runs the phases, on every rank of the replica alike.
+
+    Raises StartError, SourceError or MemoryError with a cause that the operator can mend.
+    """
     with phases.phase("model"):
-        model = _find_model(config)
+        model = _find_model(config, ranks)
     with phases.phase("tokenizer"):
         vocabulary = _read_vocabulary(model)
-    backend = _open_backend(config)
-    threads = watched_threads(config.num_threads, usable_cpus(), _setter(backend))
-    num_tensors = len(expected_shapes(model.config))
-    with phases.phase("weights", total=num_tensors) as advance:
-        decoder, fingerprint = _load_decoder(model, backend, advance)
+    num_cpus = max(1, usable_cpus() // ranks.num_local_ranks)
+    backend = _open_backend(config, num_cpus)
+    threads = watched_threads(config.num_threads, num_cpus, _setter(backend))
+    with phases.phase("weights", total=len(model.shard.expected())) as advance:
+        decoder, fingerprint = _load_decoder(model, backend, ranks.group, advance)
         return_freed_memory()
     with phases.phase("kv"):
-        cache = _allocate_cache(config, model, backend)
-        host_cache = _allocate_host_cache(config, backend, cache)
+        spec = _cache_spec(config, model)
+        cache = allocate_cache(config, model.shape, model.dtype, spec, backend, ranks)
+        host_cache = allocate_host_cache(config, backend, cache, ranks)
     limits = RunnerLimits(
         RowLimits(
             num_slots=config.max_num_seqs,
@@ -103,17 +107,19 @@ def load(config: WorkerConfig, phases: Phases) -> LoadedWorker:
         ),
         max_step_tokens=config.max_num_batched_tokens,
     )
-    runner = Runner(decoder, backend, cache, limits, host_cache)
+    runner = Runner(decoder, backend, cache, limits, host_cache, ranks.group)
     with phases.phase("warm-up"):
         _warm_up(runner, vocabulary)
-    info = _model_info(config, model, vocabulary, backend, fingerprint)
+    info = _model_info(model, vocabulary, backend, fingerprint, ranks.group)
+    info.name = config.served_model_name or served_name(config.model)
+    _require_equal_numerics(ranks.group, info.numerics)
     hello = _hello(limits, info, host_cache.spec.num_blocks if host_cache is not None else 0)
     return LoadedWorker(runner, hello, threads)
 
 
-def _open_backend(config: WorkerConfig) -> Backend:
+def _open_backend(config: WorkerConfig, num_cpus: int) -> Backend:
     try:
-        return open_backend(config.kernels, config.num_threads or usable_cpus())
+        return open_backend(config.kernels, config.num_threads or num_cpus)
     except RuntimeError as error:
         raise StartError(f"--kernels {config.kernels}: {error}") from error
 
@@ -128,7 +134,7 @@ def _setter(backend: Backend) -> Callable[[int], None]:
     return set_num_threads
 
 
-def _find_model(config: WorkerConfig) -> _Model:
+def _find_model(config: WorkerConfig, ranks: Membership) -> _Model:
     source = resolve(config.model)
     path = source.directory / "config.json"
     try:
@@ -156,12 +162,16 @@ def _find_model(config: WorkerConfig) -> _Model:
     _LOG.info("option --dtype is %s: %s", dtype, dtype_reason(config.dtype, stored, machine.cpu_flags))
     limit = "the model's own limit" if config.max_model_len is None else "as given"
     _LOG.info("option --max-model-len is %d: %s", shape.max_model_len, limit)
-    return _Model(source, parsed, shape, dtype, machine)
+    rank, num_ranks = ranks.group.rank, ranks.group.size
+    try:
+        return _Model(source, shard_model(parsed, rank, num_ranks), shape.part(rank, num_ranks), dtype)
+    except ShardingError as error:
+        raise StartError(f"--tensor-parallel-size {num_ranks}: {error}") from error
 
 
 def _read_vocabulary(model: _Model) -> _Vocabulary:
     """Raises StartError when the tokenizer knows ids for which the embedding has no row."""
-    directory, num_rows = model.source.directory, model.config.num_embedding_rows
+    directory, num_rows = model.source.directory, model.shard.whole.num_embedding_rows
     facts = vocabulary_facts(directory)
     if facts.highest_token_id >= num_rows:
         raise StartError(
@@ -181,23 +191,29 @@ def _read_vocabulary(model: _Model) -> _Vocabulary:
     )
 
 
-def _load_decoder(model: _Model, backend: Backend, advance: Callable[[int], None]) -> tuple[Decoder, str]:
+def _load_decoder(
+    model: _Model, backend: Backend, group: TPGroup, advance: Callable[[int], None]
+) -> tuple[Decoder, str]:
     """The decoder with its weights, and the model's fingerprint."""
     dtype = _DTYPES[model.dtype]
     try:
         checkpoint = open_checkpoint(model.source, dtype)
         try:
-            return _pack_decoder(model, backend, checkpoint, advance), _fingerprint(model, checkpoint)
+            return _pack_decoder(model, backend, group, checkpoint, advance), _fingerprint(model, checkpoint)
         finally:
             checkpoint.close()
     except WeightsError as error:
         raise StartError(str(error)) from error
 
 
-def _pack_decoder(model: _Model, backend: Backend, checkpoint: Checkpoint, advance: Callable[[int], None]) -> Decoder:
+def _pack_decoder(
+    model: _Model, backend: Backend, group: TPGroup, checkpoint: Checkpoint, advance: Callable[[int], None]
+) -> Decoder:
     """A tensor counts half when it is loaded and half when it is packed: either may be what takes the time."""
-    expected = {name: ExpectedTensor(shape) for name, shape in expected_shapes(model.config).items()}
-    with tqdm(total=len(expected), desc="weights", unit="tensor", disable=None, leave=False) as bar:
+    expected = model.shard.expected()
+    # None: shown on a terminal.
+    is_hidden = None if group.rank == 0 else True
+    with tqdm(total=len(expected), desc="weights", unit="tensor", disable=is_hidden, leave=False) as bar:
         num_halves = 0
 
         def count_half() -> None:
@@ -213,45 +229,18 @@ def _pack_decoder(model: _Model, backend: Backend, checkpoint: Checkpoint, advan
             count_half()
             return loaded.pop(name)
 
-        return build_decoder(model.config, take, backend, model.shape.max_model_len)
+        return build_decoder(model.shard, group, take, backend, model.shape.max_model_len)
 
 
 def _fingerprint(model: _Model, checkpoint: Checkpoint) -> str:
-    served_length = model.shape.max_model_len if model.config.depends_on_length else None
+    served_length = model.shape.max_model_len if model.shard.whole.depends_on_length else None
     return model_fingerprint(model.source, {spec.file for spec in checkpoint.specs().values()}, served_length)
 
 
-def _allocate_cache(config: WorkerConfig, model: _Model, backend: Backend) -> KVCache:
-    memory = size_memory(config, model.shape, model.dtype, collect_machine(), resident_bytes())
-    _LOG.info("%s", memory_table(memory, model.shape, model.dtype, config))
-    spec = KVCacheSpec(
-        num_layers=model.config.num_layers,
-        num_blocks=memory.pool.num_blocks,
-        block_size=config.block_size,
-        num_kv_heads=model.config.num_kv_heads,
-        head_dim=model.config.head_dim,
-        dtype=_DTYPES[model.dtype],
-    )
-    try:
-        return backend.allocate_kv_cache(spec)
-    except MemoryError as error:
-        raise StartError(f"{error}; lower --kv-cache-memory or --num-kv-blocks") from error
-
-
-def _allocate_host_cache(config: WorkerConfig, backend: Backend, cache: KVCache) -> KVCache | None:
-    """The second tier, in host memory; None without --swap-space. Raises StartError for more than is free."""
-    num_bytes = config.swap_bytes
-    if num_bytes == 0:
-        return None
-    block_bytes = cache.spec.bytes_per_block
-    free = collect_machine().free_memory_bytes
-    if num_bytes > free or num_bytes < block_bytes:
-        raise StartError(
-            f"--swap-space {config.swap_space:g}: a block takes {format_bytes(block_bytes)} and {format_bytes(free)} "
-            "are free beside weights, KV cache and workspace; use a size between the two, or 0 for no host tier"
-        )
-    _LOG.info("host tier: %d blocks, %s", num_bytes // block_bytes, format_bytes(num_bytes))
-    return backend.allocate_kv_cache(replace(cache.spec, num_blocks=num_bytes // block_bytes))
+def _cache_spec(config: WorkerConfig, model: _Model) -> KVCacheSpec:
+    """The rank's cache, but for its size."""
+    own = model.shard.config
+    return KVCacheSpec(own.num_layers, 0, config.block_size, own.num_kv_heads, own.head_dim, _DTYPES[model.dtype])
 
 
 def _warm_up(runner: Runner, vocabulary: _Vocabulary) -> None:
@@ -263,25 +252,38 @@ def _warm_up(runner: Runner, vocabulary: _Vocabulary) -> None:
 
 
 def _model_info(
-    config: WorkerConfig, model: _Model, vocabulary: _Vocabulary, backend: Backend, fingerprint: str
+    model: _Model, vocabulary: _Vocabulary, backend: Backend, fingerprint: str, group: TPGroup
 ) -> types_pb2.ModelInfo:
+    """All but the name."""
     info = backend.info
-    if not info.batch_invariant:
-        _LOG.warning("answers may depend on what else runs: %s", info.invariance_note)
+    notes = [] if info.batch_invariant else [info.invariance_note]
+    if not group.is_batch_invariant:
+        notes.append("the ranks' sums are added in an order that depends on the batch")
+    if notes:
+        _LOG.warning("answers may depend on what else runs: %s", "; ".join(notes))
     versions = {name: importlib.metadata.version(name) for name in ("octavo", "torch")}
     _LOG.info("kernels %s (%s), torch %s", info.name, info.variant, versions["torch"])
     return types_pb2.ModelInfo(
-        name=config.served_model_name or served_name(config.model),
         fingerprint=fingerprint,
         tokenizer_hash=vocabulary.tokenizer_hash,
         vocab_size=vocabulary.size,
         max_model_len=model.shape.max_model_len,
         end_token_ids=vocabulary.end_token_ids,
         numerics=numerics_fingerprint(
-            fingerprint, model.dtype, info, versions, torch.backends.cpu.get_cpu_capability()
+            fingerprint, model.dtype, info, versions, torch.backends.cpu.get_cpu_capability(), group.size
         ),
-        batch_invariant=info.batch_invariant,
+        batch_invariant=not notes,
     )
+
+
+def _require_equal_numerics(group: TPGroup, numerics: str) -> None:
+    """That all ranks compute alike: one answer comes from all of them."""
+    number = int(numerics[:15], 16)
+    if group.minimum((number, -number)) != (number, -number):
+        raise StartError(
+            f"rank {group.rank} of {group.size} does not compute like all others (numerics {numerics}): give all ranks "
+            "the same model, CPU type and packages; each says its own with --log-level info"
+        )
 
 
 def served_name(model: str) -> str:

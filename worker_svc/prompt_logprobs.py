@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.api import Backend, Logprobs
-from worker_svc.model.decoder import Decoder
+from kernels.api import Logprobs
 from worker_svc.outcome import TokenLogprobs
+from worker_svc.output_head import OutputHead
 from worker_svc.rows import Int64Array, RowTable
 from worker_svc.sampling import SamplingTable
 
@@ -69,7 +69,7 @@ def wanted_prompt(rows: RowTable, sampling: SamplingTable, slots: Int64Array, co
 
 
 def compute_prompt_logprobs(
-    decoder: Decoder, backend: Backend, hidden: Tensor, wanted: WantedPrompt, vocab_size: int
+    head: OutputHead, hidden: Tensor, wanted: WantedPrompt, vocab_size: int
 ) -> list[TokenLogprobs]:
     """One entry per stretch, from the hidden states [tokens of all stretches, hidden_size] in their order."""
     if not wanted.stretches:
@@ -77,9 +77,7 @@ def compute_prompt_logprobs(
     num_top = max(stretch.num_top for stretch in wanted.stretches)
     targets = torch.from_numpy(wanted.target_ids)
     slices = [
-        backend.logprobs(
-            decoder.logits(hidden[first : first + SLICE_ROWS]), targets[first : first + SLICE_ROWS], num_top, vocab_size
-        )
+        head.logprobs(hidden[first : first + SLICE_ROWS], targets[first : first + SLICE_ROWS], num_top, vocab_size)
         for first in range(0, len(targets), SLICE_ROWS)
     ]
     whole = Logprobs(

@@ -20,6 +20,8 @@ from octavo.internal.v1 import types_pb2, worker_pb2
 from worker_svc.batch import build_step_input
 from worker_svc.model.decoder import Decoder
 from worker_svc.outcome import Addresses, PromptStretch, SampledRows, StepOutcome, TokenLogprobs
+from worker_svc.output_head import OutputHead
+from worker_svc.parallel.group import ALONE, TPGroup
 from worker_svc.prompt_logprobs import WantedPrompt, compute_prompt_logprobs, cut_logprobs, wanted_prompt
 from worker_svc.rows import Int64Array, PlanError, RowLimits, RowState, RowTable
 from worker_svc.sampling import SamplingTable
@@ -34,7 +36,11 @@ class RunnerLimits:
 
 
 class Runner:
-    """One replica's rows and the model that advances them. Used by one thread."""
+    """One replica's rows and the model that advances them. Used by one thread.
+
+    Of a tensor-parallel group each rank has one, which runs the same plans in the same order and keeps equal rows; rank
+    0's outcomes are the replica's.
+    """
 
     def __init__(
         self,
@@ -43,12 +49,14 @@ class Runner:
         cache: KVCache,
         limits: RunnerLimits,
         host_cache: KVCache | None = None,
+        group: TPGroup = ALONE.group,
     ) -> None:
         self.limits = limits
         self._decoder = decoder
         self._backend = backend
         self._cache = cache
         self._host_cache = host_cache
+        self._head = OutputHead(decoder, backend, group)
         self._rows = RowTable(limits.rows)
         self._sampling = SamplingTable(self._rows)
         # By slot; meaningless where the slot is empty.
@@ -175,7 +183,7 @@ class Runner:
     def _prompt_stretches(
         self, prompt: WantedPrompt, hidden: Tensor, plan_rows: Int64Array, slots: Int64Array
     ) -> tuple[PromptStretch, ...]:
-        logprobs = compute_prompt_logprobs(self._decoder, self._backend, hidden, prompt, self._rows.limits.vocab_size)
+        logprobs = compute_prompt_logprobs(self._head, hidden, prompt, self._rows.limits.vocab_size)
         return tuple(
             PromptStretch(int(plan_rows[wanted.row]), self._addresses[int(slots[wanted.row])], wanted.start, found)
             for wanted, found in zip(prompt.stretches, logprobs, strict=True)
@@ -189,7 +197,7 @@ class Runner:
             return None
         rows = self._rows
         batch = self._sampling.batch(slots)
-        samples = self._backend.sample(self._decoder.logits(hidden), batch)
+        samples = self._head.sample(hidden, batch)
         token_ids, finite = samples.token_ids.cpu().numpy(), samples.finite.cpu().numpy() & ~broken
         reasons = self._sampling.finish_reasons(slots, token_ids, finite)
         listed = (reasons == 0) | (reasons == types_pb2.FINISH_REASON_LENGTH)

@@ -17,11 +17,12 @@ from worker_svc.messages import step_result
 from worker_svc.model.config import ModelConfig
 from worker_svc.model.decoder import build_decoder
 from worker_svc.model.families import parse_config
-from worker_svc.model.names import expected_shapes
+from worker_svc.model.sharding import shard_model
 from worker_svc.outcome import StepOutcome, TokenLogprobs
+from worker_svc.parallel.group import ALONE, TPGroup
 from worker_svc.rows import RowLimits
 from worker_svc.runner import Runner, RunnerLimits
-from worker_svc.weights import ExpectedTensor, load_weights, open_checkpoint
+from worker_svc.weights import load_weights, open_checkpoint
 
 
 @dataclass(frozen=True)
@@ -42,19 +43,20 @@ def build_runner(
     shape: RunnerShape = RunnerShape(),
     dtype: torch.dtype = torch.float32,
     backend: Backend | None = None,
+    group: TPGroup = ALONE.group,
 ) -> Runner:
-    """A runner over a checkpoint, with the reference kernels unless others are given."""
+    """A rank's runner over a checkpoint, with the reference kernels unless others are given."""
     backend = backend or ReferenceBackend()
     if isinstance(source, Path):
         source = resolve(str(source))
     config = parse_config(json.loads((source.directory / "config.json").read_text()))
-    expected = {name: ExpectedTensor(size) for name, size in expected_shapes(config).items()}
-    loaded = load_weights(expected, open_checkpoint(source, dtype), dtype)
-    decoder = build_decoder(config, loaded.pop, backend, shape.max_model_len)
-    cache = backend.allocate_kv_cache(_cache_spec(config, shape, shape.num_blocks, dtype))
+    shard = shard_model(config, group.rank, group.size)
+    loaded = load_weights(shard.expected(), open_checkpoint(source, dtype), dtype)
+    decoder = build_decoder(shard, group, loaded.pop, backend, shape.max_model_len)
+    cache = backend.allocate_kv_cache(_cache_spec(shard.config, shape, shape.num_blocks, dtype))
     host = None
     if shape.num_host_blocks:
-        host = backend.allocate_kv_cache(_cache_spec(config, shape, shape.num_host_blocks, dtype))
+        host = backend.allocate_kv_cache(_cache_spec(shard.config, shape, shape.num_host_blocks, dtype))
     rows = RowLimits(
         num_slots=shape.num_slots,
         max_model_len=shape.max_model_len,
@@ -62,7 +64,7 @@ def build_runner(
         num_blocks=shape.num_blocks,
         vocab_size=shape.vocab_size or config.num_embedding_rows,
     )
-    return Runner(decoder, backend, cache, RunnerLimits(rows, shape.max_step_tokens), host)
+    return Runner(decoder, backend, cache, RunnerLimits(rows, shape.max_step_tokens), host, group)
 
 
 def _cache_spec(config: ModelConfig, shape: RunnerShape, num_blocks: int, dtype: torch.dtype) -> KVCacheSpec:
@@ -151,6 +153,19 @@ class Driver:
         """Takes the sequence off its slot; its next chunk admits it again from nothing."""
         self._release(sequence)
         sequence.num_computed = 0
+
+    def swap(self, sequence: Tracked) -> None:
+        """Takes the sequence off its slot, its full blocks to the host tier, and those back to blocks of other ids."""
+        old = sequence.blocks[: sequence.num_computed // self.limits.rows.block_size]
+        new = [self.free_blocks.pop() for _ in old]
+        self._release(sequence)
+        out = worker_pb2.StepPlan(step=self.next_step, demote_device_ids=old, demote_host_ids=range(len(old)))
+        out.released_slots.extend(self.released)
+        self.runner.run(out)
+        back = worker_pb2.StepPlan(step=self.next_step + 1, promote_host_ids=range(len(old)), promote_device_ids=new)
+        self.runner.run(back)
+        self.next_step, self.released = self.next_step + 2, []
+        sequence.blocks, sequence.num_computed = new, len(new) * self.limits.rows.block_size
 
     def step(self, chunks: Mapping[int, int]) -> StepOutcome:
         """Runs `chunks` (key -> tokens) as one plan, in the mapping's order, and takes its outcome in."""

@@ -32,6 +32,8 @@ from tests.fakes.tiny_llama import TINY_VOCAB_SIZE
 from tests.worker.harness import Driver, RunnerShape, Tracked, build_runner, sampling
 from worker_svc.model.decoder import build_decoder
 from worker_svc.model.families import parse_config
+from worker_svc.model.sharding import shard_model
+from worker_svc.parallel.group import OneRank
 from worker_svc.runner import Runner
 from worker_svc.weights import WeightsError
 
@@ -154,7 +156,8 @@ def test_embeddings_are_scaled_as_transformers_rounds_it(name: str) -> None:
     config = replace(parse_config(config_json(FAMILIES[name])), embedding_scale=72**0.5)
     embedding = oracle.model.embed_tokens
     embedding.embed_scale = torch.tensor(72**0.5)
-    decoder = build_decoder(config, checkpoint_tensors(oracle).pop, ReferenceBackend(1), 16)
+    shard = shard_model(config, 0, 1)
+    decoder = build_decoder(shard, OneRank(), checkpoint_tensors(oracle).pop, ReferenceBackend(1), 16)
     ids = torch.arange(TINY_VOCAB_SIZE)
     assert torch.equal(decoder.embed(ids), embedding(ids))
 

@@ -12,10 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.api import AttentionPlan, AttentionSpec, Backend, KVCache, PackedLinear, QKNorm, RopeTable
+from kernels.api import AttentionPlan, AttentionSpec, Backend, KVCache, QKNorm, RopeTable
 from worker_svc.model.config import ModelConfig, RopeConfig
+from worker_svc.model.layers import ColumnLinear, DividedEmbedding, Embedding, RowLinear, padded_rows, row_linear
 from worker_svc.model.names import DecoderNames
 from worker_svc.model.rope import rope_table
+from worker_svc.model.sharding import ModelShard
+from worker_svc.parallel.group import TPGroup
 
 # Hands a tensor over by its checkpoint name and forgets it, so that packing a layer frees the layer's originals.
 TakeTensor = Callable[[str], Tensor]
@@ -23,21 +26,21 @@ TakeTensor = Callable[[str], Tensor]
 
 @dataclass(frozen=True)
 class DecoderLayer:
-    """One layer's packed weights. `qkv` and `gate_up` are fused: query, key, value and gate, up, in that order.
+    """One layer as one rank has it. `qkv` and `gate_up` are fused: query, key, value and gate, up, in that order.
 
     The `_out_norm`s are None in families that have no norm between a block and its sum with the residual.
     """
 
     input_norm: Tensor
-    qkv: PackedLinear
+    qkv: ColumnLinear
     qk_norm: QKNorm | None
     rope: RopeTable
     attention: AttentionSpec
-    output: PackedLinear
+    output: RowLinear
     attention_out_norm: Tensor | None
     mlp_norm: Tensor
-    gate_up: PackedLinear
-    down: PackedLinear
+    gate_up: ColumnLinear
+    down: RowLinear
     mlp_out_norm: Tensor | None
 
 
@@ -45,10 +48,10 @@ class DecoderLayer:
 class DecoderWeights:
     """All weights, packed for one backend. The embedding's rows are scaled already, the head is not."""
 
-    embedding: Tensor
+    embedding: Embedding | DividedEmbedding
     layers: tuple[DecoderLayer, ...]
     final_norm: Tensor
-    head: PackedLinear
+    head: ColumnLinear
 
 
 class Decoder:
@@ -75,7 +78,7 @@ class Decoder:
         x = kernels.rms_norm(residual, self._weights.layers[0].input_norm, eps)
         last = len(self._weights.layers) - 1
         for index, layer in enumerate(self._weights.layers):
-            qkv = kernels.linear(x, layer.qkv)
+            qkv = layer.qkv(x)
             kernels.rope_write_kv(qkv, cache, index, plan, layer.rope, layer.qk_norm)
             if index == last and wanted is not None and wanted.numel() == 0:
                 return residual[:0]
@@ -83,9 +86,9 @@ class Decoder:
             if index == last and wanted is not None:
                 # Nothing after the last attention mixes tokens, so the unwanted ones stop here.
                 attended, residual = attended[wanted], residual[wanted]
-            x = self._normed(kernels.linear(attended, layer.output), layer.attention_out_norm)
+            x = self._normed(layer.output(attended), layer.attention_out_norm)
             x = kernels.add_rms_norm(x, residual, layer.mlp_norm, eps)
-            x = kernels.linear(self._gated(kernels.linear(x, layer.gate_up)), layer.down)
+            x = layer.down(self._gated(layer.gate_up(x)))
             x = self._normed(x, layer.mlp_out_norm)
             next_norm = self._weights.final_norm if index == last else self._weights.layers[index + 1].input_norm
             x = kernels.add_rms_norm(x, residual, next_norm, eps)
@@ -93,11 +96,11 @@ class Decoder:
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """The embedding's rows, scaled, [len(token_ids), hidden_size]; a copy."""
-        return self._weights.embedding[token_ids]
+        return self._weights.embedding(token_ids)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[W, num_embedding_rows] for hidden states [W, hidden_size]; W at least 1. Soft-capped where the model is."""
-        logits = self._kernels.linear(hidden, self._weights.head)
+        """[W, num_embedding_rows], the rank's own, for hidden states [W, hidden_size]; W at least 1. Soft-capped."""
+        logits = self._weights.head(hidden)
         cap = self.config.logit_soft_cap
         return logits if cap is None else self._kernels.soft_cap(logits, cap)
 
@@ -105,53 +108,79 @@ class Decoder:
         return x if weight is None else self._kernels.rms_norm(x, weight, self.config.norm_eps)
 
 
-def build_decoder(config: ModelConfig, take: TakeTensor, backend: Backend, max_model_len: int) -> Decoder:
-    """Packs the weights layer by layer; each tensor is taken exactly once."""
-    names = DecoderNames(config)
-    embedding = _kept(take(names.embedding))
-    # Layers that turn alike share a table: it grows with max_model_len.
-    ropes = {rope: rope_table(rope, max_model_len) for rope in config.ropes}
-    layers = tuple(_build_layer(config, names, index, take, backend, ropes) for index in range(config.num_layers))
+def build_decoder(shard: ModelShard, group: TPGroup, take: TakeTensor, backend: Backend, max_model_len: int) -> Decoder:
+    """Packs a rank's weights layer by layer; each tensor that the shard expects is taken exactly once."""
+    builder = _Builder(shard, group, take, backend, max_model_len)
+    names = DecoderNames(shard.whole)
+    table = padded_rows(take(names.embedding), shard.config.num_embedding_rows)
+    layers = tuple(builder.layer(index) for index in range(shard.whole.num_layers))
     weights = DecoderWeights(
-        embedding=embedding if config.embedding_scale == 1.0 else _scaled(embedding, config.embedding_scale),
+        embedding=builder.embedding(table),
         layers=layers,
-        final_norm=_norm(config, take(names.final_norm)),
-        head=backend.pack_linear(embedding if config.tied_embeddings else take(names.head), None),
+        final_norm=builder.norm(names.final_norm),
+        head=builder.head(table if shard.whole.tied_embeddings else take(names.head)),
     )
-    return Decoder(config, weights, backend)
+    return Decoder(shard.config, weights, backend)
 
 
-def _build_layer(
-    config: ModelConfig,
-    names: DecoderNames,
-    index: int,
-    take: TakeTensor,
-    backend: Backend,
-    ropes: Mapping[RopeConfig, RopeTable],
-) -> DecoderLayer:
-    layer, view = names.layer(index), config.layers[index]
+class _Builder:
+    """Makes the layers of one rank's decoder."""
 
-    def packed(projections: tuple[str, ...], has_bias: bool) -> PackedLinear:
-        weight = _stack([take(f"{name}.weight") for name in projections])
-        bias = _stack([take(f"{name}.bias") for name in projections]) if has_bias else None
-        return backend.pack_linear(weight, bias)
+    def __init__(
+        self, shard: ModelShard, group: TPGroup, take: TakeTensor, backend: Backend, max_model_len: int
+    ) -> None:
+        self._shard = shard
+        self._config = shard.config
+        self._group = group
+        self._take = take
+        self._backend = backend
+        # Layers that turn alike share a table: it grows with max_model_len.
+        self._ropes: Mapping[RopeConfig, RopeTable] = {
+            rope: rope_table(rope, max_model_len) for rope in shard.config.ropes
+        }
 
-    def norm(name: str) -> Tensor:
-        return _norm(config, take(name))
+    def layer(self, index: int) -> DecoderLayer:
+        config, view = self._config, self._config.layers[index]
+        names = DecoderNames(config).layer(index)
+        qk_norm = QKNorm(self.norm(names.q_norm), self.norm(names.k_norm), config.norm_eps) if config.qk_norm else None
+        return DecoderLayer(
+            input_norm=self.norm(names.input_norm),
+            qkv=self._column(names.qkv, config.qkv_bias),
+            qk_norm=qk_norm,
+            rope=self._ropes[view.rope],
+            attention=AttentionSpec(config.num_heads, config.attention_scale, view.window, config.attention_soft_cap),
+            output=self._row(names.output, config.output_bias),
+            attention_out_norm=self.norm(names.attention_out_norm) if config.post_norms else None,
+            mlp_norm=self.norm(names.mlp_norm),
+            gate_up=self._column(names.gate_up, config.mlp_bias),
+            down=self._row(names.down, config.mlp_bias),
+            mlp_out_norm=self.norm(names.mlp_out_norm) if config.post_norms else None,
+        )
 
-    return DecoderLayer(
-        input_norm=norm(layer.input_norm),
-        qkv=packed(layer.qkv, config.qkv_bias),
-        qk_norm=QKNorm(norm(layer.q_norm), norm(layer.k_norm), config.norm_eps) if config.qk_norm else None,
-        rope=ropes[view.rope],
-        attention=AttentionSpec(config.num_heads, config.attention_scale, view.window, config.attention_soft_cap),
-        output=packed((layer.output,), config.output_bias),
-        attention_out_norm=norm(layer.attention_out_norm) if config.post_norms else None,
-        mlp_norm=norm(layer.mlp_norm),
-        gate_up=packed(layer.gate_up, config.mlp_bias),
-        down=packed((layer.down,), config.mlp_bias),
-        mlp_out_norm=norm(layer.mlp_out_norm) if config.post_norms else None,
-    )
+    def embedding(self, table: Tensor) -> Embedding | DividedEmbedding:
+        """Scaled already, which the head is not."""
+        scale = self._config.embedding_scale
+        rows = _kept(table) if scale == 1.0 else _scaled(table, scale)
+        if self._group.size == 1:
+            return Embedding(rows)
+        return DividedEmbedding(rows, self._shard.share.embedding_rows.start, self._group)
+
+    def head(self, table: Tensor) -> ColumnLinear:
+        rows = padded_rows(table, self._config.num_embedding_rows)
+        return ColumnLinear(self._backend, self._backend.pack_linear(rows, None))
+
+    def norm(self, name: str) -> Tensor:
+        return _norm(self._config, self._take(name))
+
+    def _column(self, projections: tuple[str, ...], has_bias: bool) -> ColumnLinear:
+        weight = _stack([self._take(f"{name}.weight") for name in projections])
+        bias = _stack([self._take(f"{name}.bias") for name in projections]) if has_bias else None
+        return ColumnLinear(self._backend, self._backend.pack_linear(weight, bias))
+
+    def _row(self, projection: str, has_bias: bool) -> RowLinear:
+        weight = self._take(f"{projection}.weight")
+        bias = self._take(f"{projection}.bias") if has_bias else None
+        return row_linear(self._backend, weight, bias, self._group)
 
 
 def _norm(config: ModelConfig, weight: Tensor) -> Tensor:

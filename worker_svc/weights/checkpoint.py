@@ -25,10 +25,24 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
+class Part:
+    """Ranges of one dimension of a tensor, one behind the other: what one rank takes of it."""
+
+    dim: int
+    ranges: tuple[range, ...]
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The part; a view, which reads nothing else of a mapped file, where it is one range."""
+        pieces = [tensor.narrow(self.dim, cut.start, len(cut)) for cut in self.ranges]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, self.dim)
+
+
+@dataclass(frozen=True)
 class ExpectedTensor:
-    """A tensor that a model needs."""
+    """A tensor that a model needs: its shape in the checkpoint, and which part is taken (None: all of it)."""
 
     shape: tuple[int, ...]
+    part: Part | None = None
 
 
 class Checkpoint(Protocol):

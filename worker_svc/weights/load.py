@@ -45,7 +45,7 @@ def load_weights(
     dtype: torch.dtype,
     progress: Progress | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Load every expected tensor in `dtype`, in the order of `expected`.
+    """Load every expected tensor, or the part of it that is expected, in `dtype`, in the order of `expected`.
 
     A tensor stored in `dtype` is a view of the mapped file; others are converted. `progress` is called
     after each with (tensors loaded, tensors in all, bytes loaded so far).
@@ -56,13 +56,14 @@ def load_weights(
     _require_match(expected, checkpoint.specs())
     loaded: dict[str, torch.Tensor] = {}
     num_bytes = 0
-    for count, name in enumerate(expected, start=1):
-        loaded[name] = _convert(name, checkpoint.load(name), dtype)
+    for count, (name, wanted) in enumerate(expected.items(), start=1):
+        stored = checkpoint.load(name)
+        loaded[name] = _convert(name, stored if wanted.part is None else wanted.part.of(stored), dtype)
         num_bytes += loaded[name].nbytes
         if progress is not None:
             progress(count, len(expected), num_bytes)
-    stored = Counter(checkpoint.specs()[name].dtype for name in expected)
-    for stored_dtype, num_tensors in stored.items():
+    stored_dtypes = Counter(checkpoint.specs()[name].dtype for name in expected)
+    for stored_dtype, num_tensors in stored_dtypes.items():
         if stored_dtype is not dtype:
             _log.info("%d of %d tensors converted from %s to %s", num_tensors, len(expected), stored_dtype, dtype)
     return loaded

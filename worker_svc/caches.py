@@ -1,0 +1,66 @@
+"""Allocates the KV cache of the device tier and of the host tier, in sizes that all ranks of the replica can hold.
+
+A block id means the same block on every rank, so each tier has as many blocks as the rank with the least room. Knows
+memory and the group; must not know what the blocks are for.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from kernels.api import Backend, KVCache, KVCacheSpec
+from octavo.machine import MachineFacts, collect_machine
+from octavo.memory import ModelShape
+from octavo.process import StartError
+from octavo.sizes import format_bytes
+from worker_svc.config import WorkerConfig
+from worker_svc.kv_cache import memory_table, resident_bytes, size_memory
+from worker_svc.parallel.group import Membership
+
+_LOG = logging.getLogger(__name__)
+
+
+def allocate_cache(
+    config: WorkerConfig, shape: ModelShape, dtype: str, spec: KVCacheSpec, backend: Backend, ranks: Membership
+) -> KVCache:
+    """The device tier; `spec` says everything but the number of blocks. Raises StartError for more than is free."""
+    group = ranks.group
+    group.minimum(())  # all weights are loaded: what is free now is free for caches
+    memory = size_memory(config, shape, dtype, _own_machine(ranks), resident_bytes())
+    (num_blocks,) = group.minimum((memory.pool.num_blocks,))
+    if num_blocks < memory.pool.num_blocks:
+        memory = memory.with_blocks(num_blocks, f"the least that fits on one of {group.size} ranks")
+    _LOG.info("%s", memory_table(memory, shape, dtype, config))
+    try:
+        return backend.allocate_kv_cache(replace(spec, num_blocks=num_blocks))
+    except MemoryError as error:
+        raise StartError(f"{error}; lower --kv-cache-memory or --num-kv-blocks") from error
+
+
+def allocate_host_cache(config: WorkerConfig, backend: Backend, cache: KVCache, ranks: Membership) -> KVCache | None:
+    """The second tier, in host memory; None without --swap-space. Raises StartError for more than is free."""
+    num_bytes = config.swap_bytes
+    if num_bytes == 0:
+        return None
+    block_bytes = cache.spec.bytes_per_block
+    ranks.group.minimum(())
+    free = _own_machine(ranks).free_memory_bytes
+    if num_bytes > free or num_bytes < block_bytes:
+        raise StartError(
+            f"--swap-space {config.swap_space:g}: a block takes {format_bytes(block_bytes)} and {format_bytes(free)} "
+            "are free beside weights, KV cache and workspace; use a size between the two, or 0 for no host tier"
+        )
+    (num_blocks,) = ranks.group.minimum((num_bytes // block_bytes,))
+    _LOG.info("host tier: %d blocks, %s", num_blocks, format_bytes(num_blocks * block_bytes))
+    return backend.allocate_kv_cache(replace(cache.spec, num_blocks=num_blocks))
+
+
+def _own_machine(ranks: Membership) -> MachineFacts:
+    """The machine as this rank may use it: those that share it have an even part of its memory each."""
+    machine = collect_machine()
+    return replace(
+        machine,
+        total_memory_bytes=machine.total_memory_bytes // ranks.num_local_ranks,
+        free_memory_bytes=machine.free_memory_bytes // ranks.num_local_ranks,
+    )
