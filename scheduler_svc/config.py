@@ -15,7 +15,9 @@ _AT_LEAST_ONE = Limits(minimum=1)
 class SchedulerConfig:
     """One scheduler process: where it listens and how it fills a step."""
 
-    host: str = option("127.0.0.1", "Address the scheduler listens on, for routers and workers.")
+    host: str = option(
+        "127.0.0.1", "Address the scheduler listens on, for routers and workers, or unix:PATH of a socket file."
+    )
     port: int = option(8002, "Port the scheduler listens on; 0 picks a free one.", limits=Limits(0, 65535))
     max_num_seqs: int | None = option(
         None,
@@ -95,11 +97,17 @@ class SchedulerConfig:
     metrics_port: int = common_options.metrics_port()
     otlp_endpoint: str | None = common_options.otlp_endpoint()
     otlp_sampling_ratio: float = common_options.otlp_sampling_ratio()
+    internal_tls_cert: str | None = common_options.internal_tls_cert()
+    internal_tls_key: str | None = common_options.internal_tls_key()
+    internal_tls_ca: str | None = common_options.internal_tls_ca()
     log_format: str = common_options.log_format()
     log_level: str = option("info", "Least serious messages that are logged.", choices=LOG_LEVELS)
 
     def __post_init__(self) -> None:
         check_values(self)
+        common_options.check_mutual_options(
+            "--internal-tls", self.internal_tls_cert, self.internal_tls_key, self.internal_tls_ca
+        )
         try:
             tenant_weights(self.tenant_weights)
         except ValueError as error:

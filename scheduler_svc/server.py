@@ -18,10 +18,12 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from octavo.addresses import grpc_address
 from octavo.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
 from octavo.metrics import serve_metrics
 from octavo.process import Shutdown, StartError
 from octavo.tracing import make_tracer
+from scheduler_svc.access import RoleGate, exposures, listen, refreshing, server_tls
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.control import ControlService
 from scheduler_svc.core.scheduler import Scheduler
@@ -73,18 +75,17 @@ async def _serve(config: SchedulerConfig) -> int:
     )
     watch = Watch(engine, metrics, config.stats_interval)
     metrics.set.on_scrape(watch.read)
-    server = grpc.aio.server(options=_CHANNEL_OPTIONS)
+    tls = server_tls(config)
+    server = grpc.aio.server(options=_CHANNEL_OPTIONS, interceptors=() if tls is None else (RoleGate(),))
     service = await add_services(server, engine, token_networks(config))
-    try:
-        port = server.add_insecure_port(f"{config.host}:{config.port}")
-    except RuntimeError as error:
-        raise StartError(
-            f"the scheduler cannot listen on {config.host}:{config.port} ({error}); choose another --host or --port"
-        ) from error
+    for sentence in exposures(config):
+        _LOG.warning("open to the network: %s", sentence)
+    port = listen(server, config, tls)
     scraped = serve_metrics(metrics.set, config.metrics_host, config.metrics_port)
     await server.start()
-    _LOG.info("ready on %s:%d; metrics on http://%s:%d/metrics", config.host, port, config.metrics_host, scraped.port)
-    with _running(watch.progress(), watch.load()):
+    address = grpc_address(config.host, port)
+    _LOG.info("ready on %s; metrics on http://%s:%d/metrics", address, config.metrics_host, scraped.port)
+    with _running(watch.progress(), watch.load(), refreshing(tls)):
         await shutdown.wait_async()
     # Nothing is lost by a stop: routers hold what they need to resubmit, workers attach anew.
     service.close()

@@ -124,10 +124,14 @@ class AttachCall:
 class SchedulerLink:
     """Keeps the worker attached, from a thread of its own, until `close`."""
 
-    def __init__(self, address: str, inbox: Inbox) -> None:
+    def __init__(self, address: str, inbox: Inbox, credentials: grpc.ChannelCredentials | None = None) -> None:
+        """Without `credentials` the channel is plain."""
         self._address = address
         self._inbox = inbox
-        self._channel = grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        if credentials is None:
+            self._channel = grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        else:
+            self._channel = grpc.secure_channel(address, credentials, options=_CHANNEL_OPTIONS)
         self._stub = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
         # Guards what follows: the start reports from one thread, calls are opened in another.
         self._lock = threading.Lock()

@@ -24,7 +24,7 @@ class WorkerConfig:
     served_model_name: str | None = option(
         None, "Name clients call the model by; the last part of the model's path when left out."
     )
-    scheduler_address: str = option("127.0.0.1:8002", "host:port of the scheduler to attach to.")
+    scheduler_address: str = option("127.0.0.1:8002", "host:port of the scheduler to attach to, or unix:PATH.")
     dtype: str = option(
         "auto",
         "Precision of weights and KV cache; auto follows the checkpoint.",
@@ -71,11 +71,17 @@ class WorkerConfig:
     metrics_port: int = common_options.metrics_port()
     otlp_endpoint: str | None = common_options.otlp_endpoint()
     otlp_sampling_ratio: float = common_options.otlp_sampling_ratio()
+    internal_tls_cert: str | None = common_options.internal_tls_cert()
+    internal_tls_key: str | None = common_options.internal_tls_key()
+    internal_tls_ca: str | None = common_options.internal_tls_ca()
     log_format: str = common_options.log_format()
     log_level: str = option("info", "Least serious messages that are logged.", choices=LOG_LEVELS)
 
     def __post_init__(self) -> None:
         check_values(self)
+        common_options.check_mutual_options(
+            "--internal-tls", self.internal_tls_cert, self.internal_tls_key, self.internal_tls_ca
+        )
         if self.num_kv_blocks is not None and self.kv_cache_memory is not None:
             raise OptionError(
                 "--num-kv-blocks",

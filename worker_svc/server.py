@@ -20,6 +20,7 @@ from octavo.metrics import serve_metrics
 from octavo.metrics_gpu import find_gpus
 from octavo.phases import Abandoned, Phase, Phases
 from octavo.process import Shutdown
+from octavo.tls import internal_channel_credentials
 from octavo.tracing import make_tracer
 from worker_svc.attach import Inbox, SchedulerLink, Stop
 from worker_svc.config import WorkerConfig
@@ -57,7 +58,10 @@ def main(config: WorkerConfig) -> int:
     name = f"{socket.gethostname()}:{os.getpid()}"
     shutdown = Shutdown()
     inbox: Inbox = SimpleQueue()
-    link = SchedulerLink(config.scheduler_address, inbox)
+    credentials = internal_channel_credentials(
+        config.internal_tls_cert, config.internal_tls_key, config.internal_tls_ca
+    )
+    link = SchedulerLink(config.scheduler_address, inbox, credentials)
     threading.Thread(target=_stop_when_asked, args=(shutdown, inbox), name="shutdown", daemon=True).start()
     link.start()
     try:

@@ -14,27 +14,49 @@ from typing import Any
 import grpc
 from google.protobuf.json_format import MessageToJson
 
+from octavo import common_options
 from octavo.internal.v1 import scheduler_pb2 as pb
 from octavo.internal.v1 import scheduler_pb2_grpc as pb_grpc
+from octavo.options import OptionError
 from octavo.process import StartError
+from octavo.tls import internal_channel_credentials
 
 DEFAULT_ADDRESS = "127.0.0.1:8002"
 _TIMEOUT_S = 10.0
 
 
 def add_address(parser: argparse.ArgumentParser) -> None:
-    """The option that says which scheduler."""
+    """The options that say which scheduler, and what to show it."""
     parser.add_argument(
         "--scheduler-address",
         default=DEFAULT_ADDRESS,
         metavar="HOST:PORT",
         help=f"Address of the scheduler; `octavo serve` prints it (default: {DEFAULT_ADDRESS}).",
     )
+    for name, help in (
+        ("cert", "PEM certificate chain to show the scheduler, where it asks for one."),
+        ("key", "PEM private key of --internal-tls-cert."),
+        ("ca", "PEM certificates of the CA that the scheduler's certificate comes from."),
+    ):
+        parser.add_argument(f"--internal-tls-{name}", metavar="FILE", help=help)
 
 
-def connect(address: str) -> tuple[grpc.Channel, Any]:
-    """A channel to a scheduler and the stub of its ControlService."""
-    channel = grpc.insecure_channel(address, options=(("grpc.max_receive_message_length", -1),))
+def connect(namespace: argparse.Namespace) -> tuple[grpc.Channel, Any]:
+    """A channel to the scheduler that the options of `add_address` name, and the stub of its ControlService.
+
+    Raises StartError for certificates that cannot be used.
+    """
+    try:
+        given = {name: getattr(namespace, f"internal_tls_{name}") for name in ("cert", "key", "ca")}
+        common_options.check_mutual_options("--internal-tls", **given)
+    except OptionError as error:
+        raise StartError(str(error)) from None
+    credentials = internal_channel_credentials(**given)
+    options = (("grpc.max_receive_message_length", -1),)
+    if credentials is None:
+        channel = grpc.insecure_channel(namespace.scheduler_address, options=options)
+    else:
+        channel = grpc.secure_channel(namespace.scheduler_address, credentials, options=options)
     return channel, pb_grpc.ControlServiceStub(channel)
 
 
@@ -52,7 +74,7 @@ def ctl(words: Sequence[str]) -> int:
     """Do one thing and print what came of it. Raises StartError, with the cause, when it was refused."""
     namespace = _parser().parse_args(words)
     run: Callable[[Any, argparse.Namespace], int] = namespace.run
-    channel, stub = connect(namespace.scheduler_address)
+    channel, stub = connect(namespace)
     try:
         return run(stub, namespace)
     except grpc.RpcError as error:

@@ -42,7 +42,7 @@ def top(words: Sequence[str]) -> int:
     if not 0.05 <= namespace.interval <= 3600:
         raise StartError(f"--interval {namespace.interval:g}: must be between 0.05 and 3600 seconds")
     address = namespace.scheduler_address
-    channel, stub = connect(address)
+    channel, stub = connect(namespace)
 
     def ask() -> pb.GetStatisticsResponse:
         try:
