@@ -8,9 +8,16 @@ from __future__ import annotations
 
 import enum
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from router.errors import InvalidRequest
+
+# Between the parts of a JSON text, as much as a pretty-printer makes. Without an end to it, a model that has nothing to
+# say fills all its tokens with blanks.
+BOUNDED_WHITESPACE: Mapping[str, object] = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,32}"}
+NO_WHITESPACE: Mapping[str, object] = {"whitespace_flexible": False}
 
 
 @enum.unique
@@ -23,6 +30,8 @@ class GrammarKind(enum.Enum):
     """A regular expression that the whole answer matches; Rust's syntax, without look-around and back-references."""
     LARK = "lark"
     """A context-free grammar in llguidance's variant of Lark, whose rule `start` is the whole answer."""
+    EBNF = "ebnf"
+    """Lark, or GBNF (rules with `::=`, of which `root` is the whole answer); its check makes it Lark."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,16 @@ class GrammarSpec:
     text: str
     field: str = field(compare=False)
     """The path of the request's field that it stands in, for refusals."""
+
+
+def schema_text(path: str, schema: Mapping[str, Any], whitespace: Mapping[str, object] = BOUNDED_WHITESPACE) -> str:
+    """A JSON Schema as it travels, with how its JSON may be spaced. Raises `InvalidRequest` naming `path`.
+
+    A schema's own "x-guidance" (llguidance's options) comes before `whitespace`.
+    """
+    own = schema.get("x-guidance")
+    options = {**whitespace, **own} if isinstance(own, Mapping) else whitespace
+    return json_text(path, {**schema, "x-guidance": options})
 
 
 def json_text(path: str, value: object) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from router.errors import InvalidRequest
-from router.structured.spec import GrammarKind, GrammarSpec, json_text
+from router.structured.spec import GrammarKind, GrammarSpec, schema_text
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _schema(function: ToolFunction) -> str:
     if not isinstance(parameters, Mapping):
         raise InvalidRequest(function.path, f"{function.path} must be a JSON Schema object")
     # Arguments are an object whatever a lax schema says: `{}` and {"properties": …} are common.
-    return json_text(function.path, {"type": "object", **parameters})
+    return schema_text(function.path, {"type": "object", **parameters})
 
 
 class _Literals:

@@ -1,0 +1,156 @@
+"""Checks clients' grammars in processes of their own, each check bounded in time, so that none can stall the router.
+
+Owns the processes, which it starts when the first grammar comes, and remembers its latest verdicts. Belongs to one
+event loop. Raises `InvalidRequest` naming the request's field; knows nothing of what the grammars say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import sys
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from octavo.internal.v1 import types_pb2
+from router.errors import Exhausted, InvalidRequest, RequestTooLarge, Unavailable
+from router.structured.spec import GrammarKind, GrammarSpec
+
+NUM_PROCESSES = 2
+MAX_VERDICTS = 512
+START_TIMEOUT_S = 30.0
+_WIRE_KINDS = {
+    GrammarKind.JSON_SCHEMA: types_pb2.GRAMMAR_KIND_JSON_SCHEMA,
+    GrammarKind.REGEX: types_pb2.GRAMMAR_KIND_REGEX,
+    GrammarKind.LARK: types_pb2.GRAMMAR_KIND_LARK,
+    GrammarKind.EBNF: types_pb2.GRAMMAR_KIND_EBNF,
+}
+
+
+@dataclass(frozen=True)
+class GrammarLimits:
+    """What a router takes on for a grammar: the size of its text, and the seconds that compiling it may last."""
+
+    max_bytes: int = 2**16
+    timeout_s: float = 5.0
+
+
+class GrammarChecker:
+    """`check` any number at a time; `close` when the router ends."""
+
+    def __init__(self, limits: GrammarLimits) -> None:
+        self._limits = limits
+        # None stands for a process not started yet: it takes the place of one that was lost.
+        self._idle: asyncio.LifoQueue[_Process | None] = asyncio.LifoQueue()
+        for _ in range(NUM_PROCESSES):
+            self._idle.put_nowait(None)
+        self._live: set[_Process] = set()
+        self._verdicts: OrderedDict[bytes, types_pb2.GrammarVerdict] = OrderedDict()
+
+    async def check(self, spec: GrammarSpec) -> types_pb2.Grammar:
+        """The grammar as workers take it.
+
+        Raises InvalidRequest for one that cannot be compiled, RequestTooLarge for one over the size, Exhausted where
+        checks are backed up for longer than one may last.
+        """
+        size = len(spec.text.encode())
+        if size > self._limits.max_bytes:
+            raise RequestTooLarge(
+                spec.field,
+                f"{spec.field} has {size} bytes as a grammar, the limit is {self._limits.max_bytes} "
+                "(--max-grammar-bytes); simplify it",
+            )
+        key = hashlib.sha256(f"{spec.kind.value}\0{spec.text}".encode()).digest()
+        verdict = self._verdicts.get(key)
+        if verdict is None:
+            verdict = await self._ask(types_pb2.Grammar(kind=_WIRE_KINDS[spec.kind], text=spec.text))
+            if verdict is None:  # not remembered: the machine may have been busy
+                raise InvalidRequest(
+                    spec.field,
+                    f"{spec.field} takes more time, memory or nesting to compile than is allowed "
+                    f"({self._limits.timeout_s:g} s, --grammar-timeout); simplify it",
+                )
+            self._verdicts[key] = verdict
+            while len(self._verdicts) > MAX_VERDICTS:
+                self._verdicts.popitem(last=False)
+        self._verdicts.move_to_end(key)
+        if not verdict.HasField("grammar"):
+            raise InvalidRequest(spec.field, f"{spec.field} cannot be enforced: {verdict.error}")
+        return verdict.grammar
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in self._live:
+            process.kill()
+
+    async def _ask(self, grammar: types_pb2.Grammar) -> types_pb2.GrammarVerdict | None:
+        """The verdict of a process; None where it crashed or had no more time."""
+        try:
+            process = await asyncio.wait_for(self._idle.get(), self._limits.timeout_s)
+        except TimeoutError:
+            raise Exhausted("checks of grammars are backed up", self._limits.timeout_s) from None
+        try:
+            if process is None:
+                process = await _Process.start()
+                self._live.add(process)
+            verdict = await process.ask(grammar, self._limits.timeout_s)
+        except BaseException:  # also a cancellation: what the process says next would be taken for another's answer
+            self._drop(process)
+            raise
+        if verdict is None:
+            self._drop(process)
+        else:
+            self._idle.put_nowait(process)
+        return verdict
+
+    def _drop(self, process: _Process | None) -> None:
+        if process is not None:
+            process.kill()
+            self._live.discard(process)
+        self._idle.put_nowait(None)
+
+
+class _Process:
+    """One check process, ready for one grammar at a time."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(cls) -> _Process:
+        """Raises Unavailable for one that does not come up."""
+        pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+        module = "router.structured.check_process"
+        started = cls(
+            await asyncio.create_subprocess_exec(sys.executable, "-m", module, stdin=pipe, stdout=pipe, stderr=null)
+        )
+        try:
+            ready = await started._answer(START_TIMEOUT_S)
+        except BaseException:
+            started.kill()
+            raise
+        if ready is None:
+            started.kill()
+            raise Unavailable(f"grammars cannot be checked: the process {module} does not start")
+        return started
+
+    async def ask(self, grammar: types_pb2.Grammar, timeout_s: float) -> types_pb2.GrammarVerdict | None:
+        """Its verdict; None for a process that crashed over it or did not answer in time."""
+        data = grammar.SerializeToString()
+        assert self._process.stdin is not None
+        self._process.stdin.write(len(data).to_bytes(4, "big") + data)
+        return await self._answer(timeout_s)
+
+    def kill(self) -> None:
+        """End it, whatever it does."""
+        if self._process.returncode is None:
+            self._process.kill()
+
+    async def _answer(self, timeout_s: float) -> types_pb2.GrammarVerdict | None:
+        assert self._process.stdout is not None
+        try:
+            async with asyncio.timeout(timeout_s):
+                size = int.from_bytes(await self._process.stdout.readexactly(4), "big")
+                return types_pb2.GrammarVerdict.FromString(await self._process.stdout.readexactly(size))
+        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
+            return None
