@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from octavo.commands import vllm_names
 from octavo.commands.planning import PlanConfig, ReplayConfig
-from octavo.options import Limits, Option, add_options, flags_of, option
+from octavo.options import Limits, Option, add_options, flags_of, option, secrets_of
 from router.config import RouterConfig
 from scheduler_svc.config import SchedulerConfig
 from worker_svc.config import WorkerConfig
@@ -106,6 +106,13 @@ def parse(command: str, description: str, words: Sequence[str]) -> argparse.Name
         flags = [word for word in unknown if word.startswith("-")]
         surplus = [f"{unknown[0]!r} is one argument too many"]
         refuse(parser.prog, [explain(flag, command) for flag in flags] or surplus)
+    for entry in (entry for group in GROUPS[command] for entry in secrets_of(group.config_class)):
+        if hasattr(namespace, entry.name):
+            print(
+                f"{parser.prog}: {entry.flag} on a command line can be read by everybody on this machine (`ps`); "
+                f"give it in {entry.variable}",
+                file=sys.stderr,
+            )
     return namespace
 
 

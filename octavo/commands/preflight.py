@@ -9,6 +9,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from octavo.addresses import UNIX_PREFIX
 from octavo.checks import collect
 from octavo.checks.registry import checks_for, failures, run_checks, table, warnings
 from octavo.checks.types import Facts, Finding
@@ -30,7 +31,8 @@ def check_service(name: str, config: Any) -> None:
     if isinstance(config, RouterConfig):
         ports = router_ports(config)
     elif isinstance(config, SchedulerConfig):
-        ports = [collect.PortRequest("--port", config.host, config.port)]
+        if not config.host.startswith(UNIX_PREFIX):
+            ports = [collect.PortRequest("--port", config.host, config.port)]
     elif isinstance(config, WorkerConfig):
         if config.simulate:
             return  # it reads no weights and takes no memory; that there is a tokenizer it says itself
@@ -77,6 +79,7 @@ def router_ports(config: RouterConfig) -> list[collect.PortRequest]:
     return [
         collect.PortRequest("--http-port", config.host, config.http_port),
         collect.PortRequest("--grpc-port", config.host, config.grpc_port),
+        *([] if config.health_port is None else [collect.PortRequest("--health-port", config.host, config.health_port)]),
     ]
 
 

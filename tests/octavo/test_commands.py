@@ -30,7 +30,7 @@ from worker_svc.config import WorkerConfig
         ("--tensor-parallel-size", "not supported yet"),
         ("-tp", "not supported yet"),
         ("--port", "--http-port"),
-        ("--max-logprobs", "up to 20"),
+        ("--ssl-keyfile", "--tls-key"),
     ],
 )
 def test_a_name_of_vllm_is_answered(flag: str, answer: str) -> None:
