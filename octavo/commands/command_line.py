@@ -39,6 +39,12 @@ class ServeConfig:
         "free one.",
         limits=Limits(0, 65535),
     )
+    metrics_port: int = option(
+        0,
+        "Port of the scheduler's GET /metrics; the workers' are the ones after it. 0 picks free ones. The router's is "
+        "on --http-port.",
+        limits=Limits(0, 65535),
+    )
     demo: bool = option(False, "Stream the answer to a sample prompt once ready, then go on serving.")
 
 
@@ -55,11 +61,22 @@ class OptionGroup:
         return {flag: entry for flag, entry in flags.items() if entry.name not in self.without}
 
 
-_SHARED = frozenset({"model", "served_model_name", "log_level"})
-_WORKER_IN_STACK = frozenset({"scheduler_address"}) | _SHARED
+_OBSERVED = frozenset({"log_level", "log_format", "otlp_endpoint", "otlp_sampling_ratio"})
+"""How every process logs and traces."""
 
-_SHELL = frozenset(
-    {"host", "port", "token_networks", "flight_recorder_size", "record_tokens", "check_laws", "log_level"}
+_INTERNAL_TLS = frozenset({"internal_tls_cert", "internal_tls_key", "internal_tls_ca"})
+"""What every process shows the others."""
+
+_SHARED = frozenset({"model", "served_model_name"}) | _OBSERVED | _INTERNAL_TLS
+_SCRAPED = frozenset({"metrics_host", "metrics_port"})
+_WORKER_IN_STACK = frozenset({"scheduler_address"}) | _SHARED | _SCRAPED
+
+_SHELL = (
+    frozenset({"host", "port", "token_networks", "flight_recorder_size", "record_tokens", "check_laws"})
+    | frozenset({"stats_interval"})
+    | _OBSERVED
+    | _SCRAPED
+    | _INTERNAL_TLS
 )
 """What the scheduler's process decides around its core."""
 
@@ -71,7 +88,7 @@ GROUPS: Mapping[str, tuple[OptionGroup, ...]] = {
         OptionGroup(
             "scheduler",
             SchedulerConfig,
-            frozenset({"host", "port", "max_num_seqs", "max_num_batched_tokens"}) | _SHARED,
+            frozenset({"host", "port", "metrics_port", "max_num_seqs", "max_num_batched_tokens"}) | _SHARED,
         ),
         OptionGroup("worker", WorkerConfig, _WORKER_IN_STACK),
     ),

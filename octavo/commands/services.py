@@ -63,7 +63,7 @@ def run(name: str, words: Sequence[str]) -> int:
 
 def become(service: Service, config: Any) -> int:
     """Turn this process into the service; returns its exit status, 1 with the cause in the last line."""
-    setup_logging(service.name, config.log_level)
+    setup_logging(service.name, config.log_level, config.log_format)
     quiet_grpc()
     supervised = LIFELINE_VARIABLE in os.environ
     die_with_parent()

@@ -42,6 +42,8 @@ class StackConfig:
     router: RouterConfig
     scheduler: SchedulerConfig
     worker: WorkerConfig
+    worker_metrics_ports: tuple[int, ...] = (0,)
+    """One a worker."""
 
 
 def serve(words: Sequence[str]) -> int:
@@ -50,7 +52,7 @@ def serve(words: Sequence[str]) -> int:
         stack = read_options(words)
     except OptionError as error:
         command_line.refuse("octavo serve", [str(error)])
-    setup_logging("serve", stack.router.log_level)
+    setup_logging("serve", stack.router.log_level, stack.router.log_format)
     for line in differences(stack.serve):  # each child prints its own
         _LOG.info("option %s", line)
     try:
@@ -68,17 +70,20 @@ def read_options(words: Sequence[str]) -> StackConfig:
     )
     serve_config = from_args(ServeConfig, namespace)
     scheduler_port = serve_config.scheduler_port or free_port(_LOOPBACK)
+    metrics_ports = _metrics_ports(serve_config)
     router = from_args(RouterConfig, namespace, scheduler_address=f"{_LOOPBACK}:{scheduler_port}")
     scheduler = from_args(
         SchedulerConfig,
         namespace,
         host=_LOOPBACK,
         port=scheduler_port,
+        metrics_port=metrics_ports[0],
         max_num_seqs=None,
         max_num_batched_tokens=None,
     )
-    worker = from_args(WorkerConfig, namespace, scheduler_address=router.scheduler_address)
-    return StackConfig(serve_config, _with_ports(router), scheduler, _share(worker, serve_config.data_parallel_size))
+    worker = from_args(WorkerConfig, namespace, scheduler_address=router.scheduler_address, metrics_port=0)
+    worker = _share(worker, serve_config.data_parallel_size)
+    return StackConfig(serve_config, _with_ports(router), scheduler, worker, metrics_ports[1:])
 
 
 def child_specs(stack: StackConfig) -> tuple[ChildSpec, ...]:
@@ -86,15 +91,27 @@ def child_specs(stack: StackConfig) -> tuple[ChildSpec, ...]:
     python = (sys.executable, "-m", "octavo")
     num_workers = stack.serve.data_parallel_size
     names = ["worker"] if num_workers == 1 else [f"worker-{number}" for number in range(1, num_workers + 1)]
+    workers = [dataclasses.replace(stack.worker, metrics_port=port) for port in stack.worker_metrics_ports]
     return (
         ChildSpec("router", (*python, "router", *to_arguments(stack.router))),
         ChildSpec("scheduler", (*python, "scheduler", *to_arguments(stack.scheduler))),
-        *(ChildSpec(name, (*python, "worker", *to_arguments(stack.worker))) for name in names),
+        *(
+            ChildSpec(name, (*python, "worker", *to_arguments(worker)))
+            for name, worker in zip(names, workers, strict=True)
+        ),
     )
 
 
-def greeting(router: RouterConfig) -> list[str]:
-    """Where the stack listens, and how to talk to it and look into it."""
+def metrics_addresses(stack: StackConfig) -> list[str]:
+    """Where Prometheus finds each process: host:port of the router, the scheduler and the workers."""
+    router, scheduler = stack.router, stack.scheduler
+    host = reachable_host(scheduler.metrics_host)
+    ports = (scheduler.metrics_port, *stack.worker_metrics_ports)
+    return [f"{reachable_host(router.host)}:{router.http_port}", *(f"{host}:{port}" for port in ports)]
+
+
+def greeting(router: RouterConfig, metrics: Sequence[str] = ()) -> list[str]:
+    """Where the stack listens, and how to talk to it and look into it; `metrics` are addresses to scrape."""
     host = reachable_host(router.host)
     http, grpc = f"{host}:{router.http_port}", f"{host}:{router.grpc_port}"
     return [
@@ -109,6 +126,7 @@ def greeting(router: RouterConfig) -> list[str]:
         f"  python -c 'import octavo; octavo.Client(\"{grpc}\")'",
         "Look into it:",
         f"  octavo top --scheduler-address {router.scheduler_address}",
+        *(f"  curl http://{address}/metrics" for address in metrics),
         "Ctrl-C drains and stops; a second Ctrl-C stops at once.",
         "",
     ]
@@ -126,6 +144,17 @@ def _share(worker: WorkerConfig, num_workers: int) -> WorkerConfig:
     num_threads = worker.num_threads or max(1, usable_cpus() // num_workers)
     fraction = max(0.01, worker.kv_memory_fraction / num_workers)
     return dataclasses.replace(worker, num_threads=num_threads, kv_memory_fraction=fraction)
+
+
+def _metrics_ports(serve: ServeConfig) -> tuple[int, ...]:
+    """The scheduler's, then one a worker: following each other where the first is given, else free ones."""
+    count = 1 + serve.data_parallel_size
+    if serve.metrics_port:
+        return tuple(range(serve.metrics_port, serve.metrics_port + count))
+    ports: dict[int, None] = {}
+    while len(ports) < count:  # the system may offer a port again that nobody has bound yet
+        ports[free_port(_LOOPBACK)] = None
+    return tuple(ports)
 
 
 def _with_ports(router: RouterConfig) -> RouterConfig:
@@ -153,7 +182,7 @@ async def _supervise(stack: StackConfig) -> int:
     async def announce() -> None:
         if stack.serve.demo:
             await _show_answer(f"{reachable_host(stack.router.host)}:{stack.router.grpc_port}")
-        print("\n".join(greeting(stack.router)), flush=True)
+        print("\n".join(greeting(stack.router, metrics_addresses(stack))), flush=True)
 
     supervisor = Supervisor(
         child_specs(stack), wait_ready, announce, console, drain_timeout_s=stack.serve.drain_timeout

@@ -85,10 +85,26 @@ class Stack:
 
     def replicas(self) -> list[scheduler_pb2.Replica]:
         """What the scheduler's ControlService reports."""
-        port = listening_port(self.pid_of("scheduler"))
+        port = self.scheduler_port
         with grpc.insecure_channel(f"{_LOOPBACK}:{port}") as channel:
             stub = scheduler_pb2_grpc.ControlServiceStub(channel)
             return list(stub.ListReplicas(scheduler_pb2.ListReplicasRequest(), timeout=10).replicas)
+
+    @property
+    def scheduler_port(self) -> int:
+        """The port of the scheduler's services, as its log says it."""
+        return self._logged(r"scheduler .* ready on 127\.0\.0\.1:(\d+)")
+
+    @property
+    def metrics_ports(self) -> dict[str, int]:
+        """Where each process is scraped, by its name; the last start of each counts."""
+        scheduler = self._logged(r"scheduler .* metrics on http://127\.0\.0\.1:(\d+)/metrics")
+        worker = self._logged(r"worker .* metrics on http://127\.0\.0\.1:(\d+)/metrics")
+        return {"router": self.http_port, "scheduler": scheduler, "worker": worker}
+
+    def _logged(self, pattern: str) -> int:
+        eventually(lambda: re.search(pattern, self.log) is not None, 10.0, f"the log says {pattern}")
+        return int(re.findall(pattern, self.log)[-1])
 
     def stop(self, limit_s: float = 30.0) -> int:
         """One Ctrl-C; returns the exit status."""
@@ -155,13 +171,6 @@ def listeners_of(pid: int) -> list[tuple[str, int]]:
                     address, port = fields[1].split(":")
                     found.append((address, int(port, 16)))
     return found
-
-
-def listening_port(pid: int) -> int:
-    """The port of a process that listens on one."""
-    ports = {port for _, port in listeners_of(pid)}
-    assert len(ports) == 1, f"process {pid} listens on {ports}"
-    return ports.pop()
 
 
 def cpu_seconds(pid: int) -> float:

@@ -13,7 +13,7 @@ from octavo.commands.command_line import GROUPS, explain, parse
 from octavo.commands.services import SERVICES, without_effect
 from octavo.machine import usable_cpus
 from octavo.options import differences, flags_of, from_args, to_arguments
-from octavo.stack.serve import child_specs, greeting, read_options
+from octavo.stack.serve import child_specs, greeting, metrics_addresses, read_options
 from router.config import RouterConfig
 from scheduler_svc.config import SchedulerConfig
 from worker_svc.config import WorkerConfig
@@ -98,8 +98,12 @@ def test_serve_hands_each_option_to_the_process_it_belongs_to() -> None:
     address = f"127.0.0.1:{stack.scheduler.port}"
     assert again == {
         "router": RouterConfig("m", served_model_name="n", http_port=9000, scheduler_address=address, seed=-3),
-        "scheduler": SchedulerConfig(port=stack.scheduler.port, enable_prefix_caching=False),
-        "worker": WorkerConfig("m", "n", scheduler_address=address, max_num_seqs=8),
+        "scheduler": SchedulerConfig(
+            port=stack.scheduler.port, enable_prefix_caching=False, metrics_port=stack.scheduler.metrics_port
+        ),
+        "worker": WorkerConfig(
+            "m", "n", scheduler_address=address, max_num_seqs=8, metrics_port=stack.worker_metrics_ports[0]
+        ),
     }
 
 
@@ -107,7 +111,8 @@ def test_serve_runs_as_many_workers_as_asked_and_shares_the_machine() -> None:
     stack = read_options(["m", "--data-parallel-size", "2", "--scheduler-port", "4711"])
     specs = child_specs(stack)
     assert [spec.name for spec in specs] == ["router", "scheduler", "worker-1", "worker-2"]
-    assert specs[2].command == specs[3].command
+    differing = [(one, other) for one, other in zip(specs[2].command, specs[3].command, strict=True) if one != other]
+    assert differing == [tuple(f"--metrics-port={port}" for port in stack.worker_metrics_ports)]
     assert stack.scheduler.port == 4711
     assert stack.worker.scheduler_address == "127.0.0.1:4711"
     assert stack.worker.num_threads == max(1, usable_cpus() // 2)
@@ -133,6 +138,17 @@ def test_serve_chooses_ports_left_open_so_that_it_can_print_them() -> None:
     text = "\n".join(greeting(router))
     assert f"http://127.0.0.1:{router.http_port}/v1" in text
     assert f"octavo chat --server 127.0.0.1:{router.grpc_port}" in text
+
+
+def test_serve_says_where_each_process_is_scraped() -> None:
+    stack = read_options(["m", "--http-port", "9000", "--metrics-port", "9100", "--data-parallel-size", "2"])
+    addresses = metrics_addresses(stack)
+    assert addresses == ["127.0.0.1:9000", "127.0.0.1:9100", "127.0.0.1:9101", "127.0.0.1:9102"]
+    assert [line for line in greeting(stack.router, addresses) if "metrics" in line][1] == (
+        "  curl http://127.0.0.1:9100/metrics"
+    )
+    chosen = metrics_addresses(read_options(["m", "--data-parallel-size", "3"]))
+    assert len(set(chosen)) == 5
 
 
 def test_an_option_that_another_overrules_is_named() -> None:
