@@ -79,7 +79,11 @@ def router_ports(config: RouterConfig) -> list[collect.PortRequest]:
     return [
         collect.PortRequest("--http-port", config.host, config.http_port),
         collect.PortRequest("--grpc-port", config.host, config.grpc_port),
-        *([] if config.health_port is None else [collect.PortRequest("--health-port", config.host, config.health_port)]),
+        *(
+            []
+            if config.health_port is None
+            else [collect.PortRequest("--health-port", config.host, config.health_port)]
+        ),
     ]
 
 

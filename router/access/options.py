@@ -17,7 +17,7 @@ _AT_LEAST_ONE = Limits(minimum=1)
 DEFAULT_MAX_MESSAGES = 4096
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AccessOptions:
     """Part of RouterConfig."""
 
