@@ -76,15 +76,8 @@ def doctor(words: Sequence[str]) -> int:
 
 
 def router_ports(config: RouterConfig) -> list[collect.PortRequest]:
-    return [
-        collect.PortRequest("--http-port", config.host, config.http_port),
-        collect.PortRequest("--grpc-port", config.host, config.grpc_port),
-        *(
-            []
-            if config.health_port is None
-            else [collect.PortRequest("--health-port", config.host, config.health_port)]
-        ),
-    ]
+    ports = {"--http-port": config.http_port, "--grpc-port": config.grpc_port, "--health-port": config.health_port}
+    return [collect.PortRequest(flag, config.host, port) for flag, port in ports.items() if port is not None]
 
 
 def model_request(config: WorkerConfig) -> collect.ModelRequest:
