@@ -39,6 +39,7 @@ check: setup
 	$(BIN)/buf lint
 	$(BIN)/python tools/gen_protos.py --check
 	$(BIN)/python -m octavo.checks.docs --check
+	$(BIN)/python tools/gen_metrics_docs.py --check
 
 format: setup
 	$(BIN)/ruff format .
@@ -47,8 +48,9 @@ format: setup
 protos: setup  ## Regenerates the stubs under octavo/v1 and octavo/internal.
 	$(BIN)/python tools/gen_protos.py
 
-docs: setup  ## Regenerates docs/troubleshooting.md from the check registry.
+docs: setup  ## Regenerates docs/troubleshooting.md from the check registry and docs/metrics.md from the catalogues.
 	$(BIN)/python -m octavo.checks.docs
+	$(BIN)/python tools/gen_metrics_docs.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
