@@ -30,6 +30,7 @@ from octavo.sharding import ShardingError
 from octavo.sources import ModelSource, end_token_ids, resolve, tokenizer_hash, vocabulary_facts
 from worker_svc.caches import allocate_cache, allocate_host_cache
 from worker_svc.config import WorkerConfig
+from worker_svc.grammar import GrammarCompiler, load_grammar_vocabulary
 from worker_svc.fingerprint import model_fingerprint, numerics_fingerprint
 from worker_svc.kv_cache import model_shape, resolve_max_model_len
 from worker_svc.model.decoder import Decoder, build_decoder
@@ -87,6 +88,7 @@ def load(config: WorkerConfig, phases: Phases, ranks: Membership = ALONE) -> Loa
         model = _find_model(config, ranks)
     with phases.phase("tokenizer"):
         vocabulary = _read_vocabulary(model)
+    grammars = _open_grammars(model, vocabulary)
     num_cpus = max(1, usable_cpus() // ranks.num_local_ranks)
     backend = _open_backend(config, num_cpus)
     threads = watched_threads(config.num_threads, num_cpus, _setter(backend))
@@ -107,7 +109,7 @@ def load(config: WorkerConfig, phases: Phases, ranks: Membership = ALONE) -> Loa
         ),
         max_step_tokens=config.max_num_batched_tokens,
     )
-    runner = Runner(decoder, backend, cache, limits, host_cache, ranks.group)
+    runner = Runner(decoder, backend, cache, limits, host_cache, ranks.group, grammars)
     with phases.phase("warm-up"):
         _warm_up(runner, vocabulary)
     info = _model_info(model, vocabulary, backend, fingerprint, ranks.group)
@@ -115,6 +117,12 @@ def load(config: WorkerConfig, phases: Phases, ranks: Membership = ALONE) -> Loa
     _require_equal_numerics(ranks.group, info.numerics)
     hello = _hello(limits, info, host_cache.spec.num_blocks if host_cache is not None else 0)
     return LoadedWorker(runner, hello, threads)
+
+
+def _open_grammars(model: _Model, vocabulary: _Vocabulary) -> GrammarCompiler:
+    """It reads the vocabulary beside the phases that follow."""
+    directory, size, end_ids = model.source.directory, vocabulary.size, vocabulary.end_token_ids
+    return GrammarCompiler(lambda: load_grammar_vocabulary(directory, size, end_ids), end_ids)
 
 
 def _open_backend(config: WorkerConfig, num_cpus: int) -> Backend:

@@ -19,6 +19,9 @@ from worker_svc.rows import Int64Array
 # Numbers of prompt logprobs in one message: about 300 KiB.
 MAX_PROMPT_NUMBERS = 32_768
 
+# A row that ended so has a token id that means nothing.
+_FAILURES = (types_pb2.FINISH_REASON_NUMERIC_ERROR, types_pb2.FINISH_REASON_GRAMMAR_ERROR)
+
 
 @dataclass
 class OutgoingBatch:
@@ -49,7 +52,7 @@ def token_batches(outcome: StepOutcome) -> dict[int, list[OutgoingBatch]]:
 
 def _add_sampled(batches: dict[int, list[OutgoingBatch]], rows: SampledRows) -> None:
     """Column by column: protobuf takes a list far faster than its elements one at a time."""
-    is_meaningless = rows.finish_reasons == types_pb2.FINISH_REASON_NUMERIC_ERROR
+    is_meaningless = np.isin(rows.finish_reasons, _FAILURES)
     final_token_ids = np.where(rows.listed | is_meaningless, 0, rows.token_ids)
     for router_id, chosen in _by_router(rows.addresses.router_ids):
         if not batches[router_id]:

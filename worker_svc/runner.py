@@ -18,6 +18,7 @@ from torch import Tensor
 from kernels.api import Backend, KVCache, Samples, SamplingBatch
 from octavo.internal.v1 import types_pb2, worker_pb2
 from worker_svc.batch import build_step_input
+from worker_svc.grammar import GrammarCompiler
 from worker_svc.model.decoder import Decoder
 from worker_svc.outcome import Addresses, PromptStretch, SampledRows, StepOutcome, TokenLogprobs
 from worker_svc.output_head import OutputHead
@@ -50,6 +51,7 @@ class Runner:
         limits: RunnerLimits,
         host_cache: KVCache | None = None,
         group: TPGroup = ALONE.group,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self.limits = limits
         self._decoder = decoder
@@ -58,7 +60,7 @@ class Runner:
         self._host_cache = host_cache
         self._head = OutputHead(decoder, backend, group)
         self._rows = RowTable(limits.rows)
-        self._sampling = SamplingTable(self._rows)
+        self._sampling = SamplingTable(self._rows, grammars)
         # By slot; meaningless where the slot is empty.
         num_slots = limits.rows.num_slots
         self._addresses = Addresses(
@@ -90,6 +92,7 @@ class Runner:
     def _apply_deltas(self, plan: worker_pb2.StepPlan) -> None:
         for slot in plan.released_slots:
             self._rows.release(slot)
+            self._sampling.release(slot)
         for admission in plan.admissions:
             self._admit(admission)
         if not len(plan.append_slots) == len(plan.append_counts):

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from kernels.api import SamplingBatch
 from octavo.internal.v1 import types_pb2
+from worker_svc.grammar import GrammarCompiler
+from worker_svc.grammar_rows import GrammarRows
 from worker_svc.rows import Int32Array, Int64Array, PlanError, RowTable
 
 FloatArray = npt.NDArray[np.float32]
@@ -61,8 +63,9 @@ class _Group:
 class SamplingTable:
     """The parameters of every slot. Written at admission, read by slot until the next."""
 
-    def __init__(self, rows: RowTable) -> None:
+    def __init__(self, rows: RowTable, compiler: GrammarCompiler | None = None) -> None:
         self._rows = rows
+        self._grammars = GrammarRows(rows.limits.num_slots, rows.limits.vocab_size, compiler)
         slots = rows.limits.num_slots
         self._temperatures: FloatArray = np.zeros(slots, np.float32)
         self._top_ks: Int32Array = np.zeros(slots, np.int32)
@@ -110,6 +113,15 @@ class SamplingTable:
         self._longest[slot] = min(num_prompt + params.max_tokens, self._rows.limits.max_model_len)
         self._min_tokens[slot] = params.min_tokens
         self.wants_prompt_logprobs[slot] = params.HasField("num_prompt_logprobs")
+        self._grammars.admit(
+            slot,
+            params.grammar if params.HasField("grammar") else None,
+            self._rows.token_ids[slot, num_prompt : num_prompt + num_outputs].tolist(),
+        )
+
+    def release(self, slot: int) -> None:
+        """The slot is free: what its row held is."""
+        self._grammars.drop(slot)
 
     def batch(self, slots: Int64Array) -> SamplingBatch:
         """How the next token of each of these rows is chosen; before their tokens are appended."""
@@ -129,8 +141,16 @@ class SamplingTable:
             ]
             batch = replace(batch, history_starts=_starts(histories), history_ids=_joined(histories, np.int32))
         masked = (num_tokens - rows.num_prompt_tokens[slots]) < self._min_tokens[slots]
-        if masked.any():
-            forbidden = [s.final_ids if m else _NO_IDS for s, m in zip(group.own, masked.tolist(), strict=True)]
+        constrained = self._grammars.active[slots]
+        if masked.any() or constrained.any():
+            forbidden = [
+                self._grammars.forbidden(slot, own.final_ids, masks_finals=is_masked)
+                if is_constrained
+                else (own.final_ids if is_masked else _NO_IDS)
+                for slot, own, is_masked, is_constrained in zip(
+                    slots.tolist(), group.own, masked.tolist(), constrained.tolist(), strict=True
+                )
+            ]
             batch = replace(batch, forbidden_starts=_starts(forbidden), forbidden_ids=_joined(forbidden, np.int32))
         return batch
 
@@ -170,7 +190,7 @@ class SamplingTable:
     def finish_reasons(self, slots: Int64Array, token_ids: Int64Array, finite: npt.NDArray[np.bool_]) -> Int64Array:
         """Why each row ends with this token (a FinishReason), or 0; before the tokens are appended.
 
-        The end set comes before the request's stop ids, and both before a length: a sequence whose last permitted
+        Once for each token: rows' grammars follow it. The end set comes before the request's stop ids, and both before a length: a sequence whose last permitted
         token is an end token ended by it.
         """
         at_length = self._rows.num_tokens[slots] + 1 >= self._longest[slots]
@@ -185,6 +205,8 @@ class SamplingTable:
             elif token_id in own.stop_ids:
                 reasons[index] = types_pb2.FINISH_REASON_STOP_TOKEN
         reasons[~finite] = types_pb2.FINISH_REASON_NUMERIC_ERROR
+        if self._grammars.active[slots].any():
+            self._grammars.settle(slots, token_ids, reasons)
         return reasons
 
     def _slot_sampling(self, slot: int, params: types_pb2.SamplingParams) -> SlotSampling:

@@ -13,6 +13,7 @@ from kernels.api import Backend, KVCacheSpec
 from kernels.reference import ReferenceBackend
 from octavo.internal.v1 import types_pb2, worker_pb2
 from octavo.sources import ModelSource, resolve
+from worker_svc.grammar import GrammarCompiler
 from worker_svc.messages import step_result
 from worker_svc.model.config import ModelConfig
 from worker_svc.model.decoder import build_decoder
@@ -44,6 +45,7 @@ def build_runner(
     dtype: torch.dtype = torch.float32,
     backend: Backend | None = None,
     group: TPGroup = ALONE.group,
+    grammars: GrammarCompiler | None = None,
 ) -> Runner:
     """A rank's runner over a checkpoint, with the reference kernels unless others are given."""
     backend = backend or ReferenceBackend()
@@ -64,7 +66,7 @@ def build_runner(
         num_blocks=shape.num_blocks,
         vocab_size=shape.vocab_size or config.num_embedding_rows,
     )
-    return Runner(decoder, backend, cache, RunnerLimits(rows, shape.max_step_tokens), host, group)
+    return Runner(decoder, backend, cache, RunnerLimits(rows, shape.max_step_tokens), host, group, grammars)
 
 
 def _cache_spec(config: ModelConfig, shape: RunnerShape, num_blocks: int, dtype: torch.dtype) -> KVCacheSpec:
