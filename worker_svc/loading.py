@@ -30,8 +30,8 @@ from octavo.sharding import ShardingError
 from octavo.sources import ModelSource, end_token_ids, resolve, tokenizer_hash, vocabulary_facts
 from worker_svc.caches import allocate_cache, allocate_host_cache
 from worker_svc.config import WorkerConfig
-from worker_svc.grammar import GrammarCompiler, load_grammar_vocabulary
 from worker_svc.fingerprint import model_fingerprint, numerics_fingerprint
+from worker_svc.grammar import GrammarCompiler, load_grammar_vocabulary
 from worker_svc.kv_cache import model_shape, resolve_max_model_len
 from worker_svc.model.decoder import Decoder, build_decoder
 from worker_svc.model.families import parse_config

@@ -79,8 +79,8 @@ class PromptStretch:
 class SampledRows:
     """The S rows of a step that sampled or ended, in the plan's order; arrays are [S].
 
-    A row whose token is an end or stop token, or meaningless for a row that failed, has `listed` false: the token is not
-    among the sequence's tokens. `output_positions` counts prior output tokens too.
+    A row whose token is an end or stop token, or meaningless since the row failed, has `listed` false: the token is
+    not among the sequence's tokens. `output_positions` counts prior output tokens too.
     """
 
     plan_rows: Int64Array

@@ -190,8 +190,8 @@ class SamplingTable:
     def finish_reasons(self, slots: Int64Array, token_ids: Int64Array, finite: npt.NDArray[np.bool_]) -> Int64Array:
         """Why each row ends with this token (a FinishReason), or 0; before the tokens are appended.
 
-        Once for each token: rows' grammars follow it. The end set comes before the request's stop ids, and both before a length: a sequence whose last permitted
-        token is an end token ended by it.
+        Once for each token, for rows' grammars follow it. The end set comes before the request's stop ids, and both
+        before a length: a sequence whose last permitted token is an end token ended by it.
         """
         at_length = self._rows.num_tokens[slots] + 1 >= self._longest[slots]
         reasons = at_length * np.int64(types_pb2.FINISH_REASON_LENGTH)
