@@ -25,11 +25,11 @@ its HTTP port, scheduler and workers on `--metrics-port` of `--metrics-host` (lo
 names; `octavo serve` prints all of them). Names follow vLLM's where the meaning is the same: `octavo_` stands for
 `vllm:`.
 
-Counters count since the start of their process, those of the scheduler over all replicas that it has had. A metric shows
-at most {MAX_SERIES} label combinations; what comes after them is counted as `other`. `model` is the served name. Nothing
-is counted by tenant unless the router is started with `--metrics-by-tenant`. Histograms have the samples `_bucket`,
-`_sum` and `_count`. On Linux each process also shows the `process_*` metrics of prometheus_client: CPU seconds, memory,
-open files.
+Counters count since the start of their process, those of the scheduler over all replicas that it has had. A metric
+shows at most {MAX_SERIES} label combinations; what comes after them is counted as `other`. `model` is the served name.
+Nothing is counted by tenant unless the router is started with `--metrics-by-tenant`. Histograms have the samples
+`_bucket`, `_sum` and `_count`. On Linux each process also shows the `process_*` metrics of prometheus_client: CPU
+seconds, memory, open files.
 
 What to scrape, alerts and a Grafana dashboard are in [deploy/prometheus](../deploy/prometheus) and
 [deploy/grafana](../deploy/grafana).
