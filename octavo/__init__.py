@@ -1,14 +1,14 @@
 """Octavo: serves large language models over gRPC.
 
-`Client` and `AsyncClient` are loaded when they are first named, so that `import octavo` brings nothing else.
+`Client`, `AsyncClient` and `Tls` are loaded when they are first named, so that `import octavo` brings nothing else.
 """
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from octavo.client import AsyncClient, Client
+    from octavo.client import AsyncClient, Client, Tls
 
-__all__ = ["AsyncClient", "Client"]
+__all__ = ["AsyncClient", "Client", "Tls"]
 
 
 def __getattr__(name: str) -> object:

@@ -74,6 +74,13 @@ def add_parser(parser: argparse.ArgumentParser, name: str) -> None:
     parser.add_argument(
         "--server", metavar="HOST:PORT", default=DEFAULT_SERVER, help=f"a router's gRPC port (default {DEFAULT_SERVER})"
     )
+    parser.add_argument("--tls", action="store_true", help="speak TLS; the API key is always that of OCTAVO_API_KEY")
+    for file, help in (
+        ("ca", "PEM certificates of the CA to trust in place of the system's; implies --tls"),
+        ("cert", "PEM certificate chain to show the server, where it asks for one"),
+        ("key", "PEM private key of --tls-cert"),
+    ):
+        parser.add_argument(f"--tls-{file}", metavar="FILE", help=help)
     parser.add_argument("--model", metavar="NAME", default="", help="served name of the model (default: the router's)")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of an answer")
     temperature, top_p = (f" (default {CHAT_TEMPERATURE})", f" (default {CHAT_TOP_P})") if name == "chat" else ("", "")
@@ -89,9 +96,16 @@ def add_parser(parser: argparse.ArgumentParser, name: str) -> None:
 
 def main(name: str, args: argparse.Namespace) -> int:
     """Run the command; returns the exit status."""
-    from octavo.client import Client, OctavoError
+    from octavo.client import Client, OctavoError, Tls
 
-    with Client(args.server, model=args.model) as client:
+    speaks_tls = args.tls or args.tls_ca or args.tls_cert
+    tls = Tls(args.tls_ca, args.tls_cert, args.tls_key) if speaks_tls else None
+    try:
+        opened = Client(args.server, model=args.model, tls=tls)
+    except ValueError as error:
+        print(f"octavo {name}: {error}", file=sys.stderr)
+        return 1
+    with opened as client:
         options = _options(args)
         try:
             if name == "generate":

@@ -136,7 +136,8 @@ class Router:
         self.http_port = listener.getsockname()[1]
         self._http_tasks = [asyncio.create_task(self._http.serve(sockets=[listener]))]
         if self._health_http is not None:
-            listener = _listen("--health-port", self.config.host, self.config.health_port or 0)
+            host = self.config.health_host or self.config.host
+            listener = _listen("--health-port", host, self.config.health_port or 0)
             self.health_port = listener.getsockname()[1]
             self._http_tasks.append(asyncio.create_task(self._health_http.serve(sockets=[listener])))
         await self._grpc.start()

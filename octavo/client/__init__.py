@@ -3,6 +3,7 @@
 Needs grpcio and protobuf alone. What it returns and raises are plain frozen dataclasses and named exceptions.
 """
 
+from octavo.client.access import Tls
 from octavo.client.aio import AsyncClient, AsyncDeltaStream
 from octavo.client.blocking import Client, DeltaStream
 from octavo.client.errors import (
@@ -12,6 +13,7 @@ from octavo.client.errors import (
     InvalidArgument,
     NotFound,
     OctavoError,
+    PermissionDenied,
     ServerError,
     Unauthenticated,
     Unavailable,
@@ -33,10 +35,12 @@ __all__ = [
     "NotFound",
     "OctavoError",
     "Options",
+    "PermissionDenied",
     "QueuePosition",
     "Receipt",
     "Result",
     "ServerError",
+    "Tls",
     "TokenLogprob",
     "Unauthenticated",
     "Unavailable",

@@ -8,6 +8,7 @@ from typing import Any, Literal, Self, Unpack, overload
 
 import grpc
 
+from octavo.client.access import Tls, choose_credentials, with_key
 from octavo.client.errors import from_rpc_error
 from octavo.client.types import Delta, Model, Options, Result
 from octavo.client.wire import (
@@ -65,16 +66,27 @@ class Client:
     """Talks to one router. Safe to use from several threads; close it, or use it in a `with` block."""
 
     def __init__(
-        self, address: str = DEFAULT_ADDRESS, *, model: str = "", credentials: grpc.ChannelCredentials | None = None
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        model: str = "",
+        api_key: str | None = None,
+        tls: Tls | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
-        """`address` is host:port of a router's gRPC port. `model` is named in requests; empty: the router's own."""
+        """`address` is host:port of a router's gRPC port. `model` is named in requests; empty: the router's own.
+
+        `api_key` is taken from OCTAVO_API_KEY when left out. `tls`, or gRPC's own `credentials`, encrypt the channel.
+        Raises ValueError for what cannot be used.
+        """
         self.address = address
         self.model = model
+        credentials = choose_credentials(tls, credentials)
         if credentials is None:
             self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
         else:
             self._channel = grpc.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
-        self._stub: Any = pb_grpc.InferenceServiceStub(self._channel)
+        self._stub: Any = with_key(pb_grpc.InferenceServiceStub(self._channel), api_key)
 
     @overload
     def generate(

@@ -34,6 +34,10 @@ class Unauthenticated(OctavoError):
     """No key, or one that is not known."""
 
 
+class PermissionDenied(OctavoError):
+    """Whoever asks may not: the address is not let in, or the key is not good for this."""
+
+
 class NotFound(OctavoError):
     """No such model."""
 
@@ -61,6 +65,7 @@ class ServerError(OctavoError):
 _CLASSES: dict[grpc.StatusCode, type[OctavoError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidArgument,
     grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
     grpc.StatusCode.NOT_FOUND: NotFound,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Exhausted,
     grpc.StatusCode.UNAVAILABLE: Unavailable,

@@ -77,7 +77,9 @@ def doctor(words: Sequence[str]) -> int:
 
 def router_ports(config: RouterConfig) -> list[collect.PortRequest]:
     ports = {"--http-port": config.http_port, "--grpc-port": config.grpc_port, "--health-port": config.health_port}
-    return [collect.PortRequest(flag, config.host, port) for flag, port in ports.items() if port is not None]
+    hosts = {"--health-port": config.health_host or config.host}
+    wanted = [(flag, port) for flag, port in ports.items() if port is not None]
+    return [collect.PortRequest(flag, hosts.get(flag, config.host), port) for flag, port in wanted]
 
 
 def model_request(config: WorkerConfig) -> collect.ModelRequest:

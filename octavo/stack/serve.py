@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from octavo.commands import command_line, preflight
@@ -17,7 +18,7 @@ from octavo.commands.command_line import ServeConfig
 from octavo.commands.services import say_cause
 from octavo.logs import setup_logging
 from octavo.machine import usable_cpus
-from octavo.options import OptionError, differences, from_args, to_arguments
+from octavo.options import OptionError, differences, from_args, secret_environment, secrets_of, to_arguments
 from octavo.ports import free_port
 from octavo.stack import readiness
 from octavo.stack.console import Console, progress_bar
@@ -52,6 +53,8 @@ def serve(words: Sequence[str]) -> int:
         stack = read_options(words)
     except OptionError as error:
         command_line.refuse("octavo serve", [str(error)])
+    for entry in secrets_of(RouterConfig):
+        os.environ.pop(entry.variable, None)  # the router is given it, and no other child
     setup_logging("serve", stack.router.log_level, stack.router.log_format)
     for line in differences(stack.serve):  # each child prints its own
         _LOG.info("option %s", line)
@@ -93,7 +96,7 @@ def child_specs(stack: StackConfig) -> tuple[ChildSpec, ...]:
     names = ["worker"] if num_workers == 1 else [f"worker-{number}" for number in range(1, num_workers + 1)]
     workers = [dataclasses.replace(stack.worker, metrics_port=port) for port in stack.worker_metrics_ports]
     return (
-        ChildSpec("router", (*python, "router", *to_arguments(stack.router))),
+        ChildSpec("router", (*python, "router", *to_arguments(stack.router)), secret_environment(stack.router)),
         ChildSpec("scheduler", (*python, "scheduler", *to_arguments(stack.scheduler))),
         *(
             ChildSpec(name, (*python, "worker", *to_arguments(worker)))
@@ -114,16 +117,21 @@ def greeting(router: RouterConfig, metrics: Sequence[str] = ()) -> list[str]:
     """Where the stack listens, and how to talk to it and look into it; `metrics` are addresses to scrape."""
     host = reachable_host(router.host)
     http, grpc = f"{host}:{router.http_port}", f"{host}:{router.grpc_port}"
+    scheme, options, arguments, headers = "http", "", "", "-H 'Content-Type: application/json'"
+    if router.asks_for_keys:
+        headers += ' -H "Authorization: Bearer $OCTAVO_API_KEY"'
+    if router.tls_cert is not None:
+        scheme, options, arguments = "https", " --tls-ca CA.pem", ', tls=octavo.Tls(ca="CA.pem")'
     return [
         "",
         f"Octavo serves {router.served_model_name or router.model}",
-        f"  HTTP   http://{http}/v1",
+        f"  HTTP   {scheme}://{http}/v1",
         f"  gRPC   {grpc}",
-        "Talk to it:",
-        f"  octavo chat --server {grpc}",
-        f"  curl http://{http}/v1/completions -H 'Content-Type: application/json' \\",
+        "Talk to it:" if not router.asks_for_keys else "Talk to it, with a key in OCTAVO_API_KEY:",
+        f"  octavo chat --server {grpc}{options}",
+        f"  curl {scheme}://{http}/v1/completions {headers} \\",
         '       -d \'{"prompt": "Once upon a time", "max_tokens": 32}\'',
-        f"  python -c 'import octavo; octavo.Client(\"{grpc}\")'",
+        f"  python -c 'import octavo; octavo.Client(\"{grpc}\"{arguments})'",
         "Look into it:",
         f"  octavo top --scheduler-address {router.scheduler_address}",
         *(f"  curl http://{address}/metrics" for address in metrics),
@@ -163,16 +171,23 @@ def _with_ports(router: RouterConfig) -> RouterConfig:
     grpc_port = router.grpc_port or free_port(router.host)
     while grpc_port == http_port:  # the system may offer a port again that nobody has bound yet
         grpc_port = free_port(router.host)
-    return dataclasses.replace(router, http_port=http_port, grpc_port=grpc_port)
+    router = dataclasses.replace(router, http_port=http_port, grpc_port=grpc_port)
+    if router.health_port is None and (router.tls_cert is not None or router.allow_networks):
+        # The supervisor asks whether its router is ready from this machine, and holds no certificate.
+        return dataclasses.replace(router, health_host=_LOOPBACK, health_port=free_port(_LOOPBACK))
+    return router
 
 
 async def _supervise(stack: StackConfig) -> int:
     console = Console(sys.stderr)
-    host = reachable_host(stack.router.host).strip("[]")
+    probed, port = stack.router.host, stack.router.http_port
+    if stack.router.health_port is not None:
+        probed, port = stack.router.health_host or stack.router.host, stack.router.health_port
+    host = reachable_host(probed).strip("[]")
 
     async def wait_ready() -> None:
         while True:
-            answer = await readiness.ask(host, stack.router.http_port)
+            answer = await readiness.ask(host, port)
             if answer is not None and answer.ready:
                 return
             if answer is not None and answer.total:
@@ -181,7 +196,7 @@ async def _supervise(stack: StackConfig) -> int:
 
     async def announce() -> None:
         if stack.serve.demo:
-            await _show_answer(f"{reachable_host(stack.router.host)}:{stack.router.grpc_port}")
+            await _demonstrate(stack.router)
         print("\n".join(greeting(stack.router, metrics_addresses(stack))), flush=True)
 
     supervisor = Supervisor(
@@ -190,13 +205,22 @@ async def _supervise(stack: StackConfig) -> int:
     return await supervisor.run()
 
 
-async def _show_answer(address: str) -> None:
+async def _demonstrate(router: RouterConfig) -> None:
+    if router.tls_cert is not None or router.key_file is not None:
+        _LOG.warning("--demo shows nothing: it speaks no TLS and knows no key of --key-file")
+        return
+    await _show_answer(f"{reachable_host(router.host)}:{router.grpc_port}", secret_environment(router))
+
+
+async def _show_answer(address: str, environment: Mapping[str, str]) -> None:
     """Ask the stack the sample prompt through the command a user would type, and let it stream to the terminal."""
     # Greedy: the same answer on every machine, and the likeliest one of a model that is small.
     command = [sys.executable, "-m", "octavo", "chat", "--server", address, "--message", DEMO_PROMPT]
     command += ["--temperature", "0"]
     print(f"\n> {DEMO_PROMPT}\n", flush=True)
-    asked = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
+    asked = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.DEVNULL, env={**os.environ, **environment}
+    )
     try:
         await asked.wait()
     finally:

@@ -78,6 +78,7 @@ class AccessOptions:
         "Port of a second HTTP listener for GET /health and GET /ready alone, without TLS and keys, for probes.",
         limits=Limits(0, 65535),
     )
+    health_host: str | None = option(None, "Address of --health-port; that of --host when unset.")
     zmq_curve: str = option(
         "auto",
         "Encrypt tokens on their way from the workers, and take them from attached workers alone; auto does so where "
