@@ -88,10 +88,10 @@ def load(config: WorkerConfig, phases: Phases, ranks: Membership = ALONE) -> Loa
         model = _find_model(config, ranks)
     with phases.phase("tokenizer"):
         vocabulary = _read_vocabulary(model)
-    grammars = _open_grammars(model, vocabulary)
     num_cpus = max(1, usable_cpus() // ranks.num_local_ranks)
     backend = _open_backend(config, num_cpus)
     threads = watched_threads(config.num_threads, num_cpus, _setter(backend))
+    grammars = _open_grammars(model, vocabulary)
     with phases.phase("weights", total=len(model.shard.expected())) as advance:
         decoder, fingerprint = _load_decoder(model, backend, ranks.group, advance)
         return_freed_memory()
