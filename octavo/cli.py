@@ -126,6 +126,7 @@ COMMANDS: Mapping[str, Command] = {
     "generate": Command("complete a prompt with a served model", _client("generate")),
     "ctl": Command("look into a running scheduler and steer it", _operator("ctl")),
     "top": Command("watch a running scheduler in the terminal", _operator("top")),
+    "keys": Command("make, list and revoke API keys", _operator("keys")),
     "plan": Command("tell what to expect of how many replicas, without any", _operator("plan")),
     "replay": Command("make a recorded scheduler's decisions again", _operator("replay")),
     "doctor": Command("check this machine, the installation and a model", _doctor),

@@ -225,9 +225,7 @@ def _parse(data: bytes) -> KeyFile:
     if not isinstance(keys, list) or not isinstance(tenants, dict):
         raise KeyFileError("keys must be a list and tenants an object")
     records = tuple(_record(f"keys[{index}]", entry) for index, entry in enumerate(keys))
-    if len({record.sha256 for record in records}) < len(records) or len({record.id for record in records}) < len(
-        records
-    ):
+    if any(len({getattr(record, name) for record in records}) < len(records) for name in ("sha256", "id")):
         raise KeyFileError("two keys have the same id or the same sha256; remove one")
     return KeyFile(records, {_tenant(name): _limits(f"tenants.{name}", entry) for name, entry in tenants.items()})
 
