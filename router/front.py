@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
-from octavo.internal.v1 import scheduler_pb2
+from octavo.internal.v1 import scheduler_pb2, types_pb2
 from octavo.phases import Phase
 from router.access.admission import Admission
 from router.errors import InvalidRequest, NotFound, Unavailable, check_text, show_value
@@ -25,13 +25,14 @@ from router.prepared import Prepared
 from router.prompting import BuiltPrompt, build_prompts
 from router.ranking import likeliest
 from router.readiness import Readiness, judge
-from router.requests import ChatPrompt, Event, GenerationRequest, RequestOptions, clean_request_id
+from router.requests import ChatPrompt, CompletionPrompt, Event, GenerationRequest, RequestOptions, clean_request_id
 from router.sampling import ModelLimits, check_sampling
 from router.streams.scheduler_client import SchedulerClient, SchedulerState
 from router.streams.sequence import SequenceDriver
 from router.streams.token_inlet import StreamKeys, TokenInlet
 from router.streams.types import Output, StreamSpec
 from router.text.model_text import ModelText
+from router.tokenizing import Tokenized, detokenize, tokenize
 from router.traces import INCOMING, RequestTracer
 from router.worker_starts import WorkerStarts
 
@@ -99,6 +100,32 @@ class FrontDoor:
     def served(self) -> scheduler_pb2.ServedModel | None:
         """The model as its workers describe it, ready or not; None before the first of them said Hello."""
         return self._scheduler.state.models.get(self.model)
+
+    def models(self) -> list[scheduler_pb2.ServedModel]:
+        """What this router serves, as workers describe it, ready or not."""
+        served = self.served()
+        return [] if served is None else [served]
+
+    def known_model(self, name: str) -> str:
+        """The served name behind what a client calls the model; empty is the first. Raises NotFound."""
+        names = [served.info.name for served in self.models()] or [self.model]
+        if name in names:
+            return name
+        if not name:
+            return names[0]
+        raise NotFound("model", f"model {show_value(name)} is not served here; served: {', '.join(names)}")
+
+    async def tokenize(self, model: str, prompt: CompletionPrompt | ChatPrompt) -> Tokenized:
+        """The ids of a prompt. Raises RouterError; needs no replica that is ready."""
+        text, info = self._require_info(model)
+        return await self.in_thread(lambda: tokenize(prompt, text, info.vocab_size, info.max_model_len))
+
+    async def detokenize(self, model: str, ids: object, *, skip_special_tokens: bool) -> str:
+        """The text of ids. Raises RouterError; needs no replica that is ready."""
+        text, info = self._require_info(model)
+        return await self.in_thread(
+            lambda: detokenize(ids, text, info.vocab_size, skip_special_tokens=skip_special_tokens)
+        )
 
     def require_text(self) -> ModelText:
         """The model's text side. Raises Unavailable while it is being read."""
@@ -188,9 +215,15 @@ class FrontDoor:
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
+    def _require_info(self, model: str) -> tuple[ModelText, types_pb2.ModelInfo]:
+        self.known_model(model)
+        served, text = self.served(), self.require_text()
+        if served is None:
+            raise Unavailable(f"not ready: {self.readiness().reason}")
+        return text, served.info
+
     def _require_ready(self, model: str) -> tuple[ModelText, scheduler_pb2.ServedModel]:
-        if model not in ("", self.model):
-            raise NotFound("model", f"model {show_value(model)} is not served here; this router serves {self.model!r}")
+        self.known_model(model)
         readiness, text, served = self.readiness(), self.text, self.served()
         if not readiness.ready or text is None or served is None:
             raise Unavailable(f"not ready: {readiness.reason}")

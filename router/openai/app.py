@@ -6,44 +6,39 @@ OpenAI's shape.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
-from functools import reduce
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
-from operator import add
-from typing import Any, TypeAlias
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from octavo.internal.v1 import scheduler_pb2
 from router.access.gate import Gate
 from router.access.http_gate import HttpGate
 from router.errors import Cancelled, RouterError
 from router.front import FrontDoor
+from router.openai.answers import respond
 from router.openai.chat import ChatFormat
 from router.openai.completions import CompletionFormat
 from router.openai.schema import HttpRequest, read_chat, read_completion
 from router.openai.shapes import Json
+from router.openai.tokenizing import add_tokenizing_routes
 from router.openai.transport import (
-    EventStream,
     RequestIds,
     crash_response,
-    dump,
     error_response,
+    name_ignored,
     read_json,
     request_id_of,
-    unless_gone,
 )
-from router.prepared import Prepared
-from router.requests import AnswerBuilder, Usage
+from router.openai.unserved import add_unserved_routes
 
 _LOG = logging.getLogger(__name__)
-
-Format: TypeAlias = ChatFormat | CompletionFormat
 
 
 def make_app(front: FrontDoor, max_body_bytes: int, gate: Gate | None = None) -> FastAPI:
@@ -56,56 +51,28 @@ def make_app(front: FrontDoor, max_body_bytes: int, gate: Gate | None = None) ->
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        asked = read_completion(await read_json(request, max_body_bytes), request_id_of(request))
+        asked = await read(request, read_completion)
         prepared = await front.prepare(asked.request)
         text = front.require_text()
-        form = CompletionFormat(prepared, int(time.time()), text.tokenizer, echo_logprobs=asked.echo_logprobs)
-        return await _respond(front, request, asked, prepared, form)
+        writer = CompletionFormat(prepared, int(time.time()), asked.form, text.tokenizer)
+        return await respond(front, request, asked.form, prepared, writer)
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        asked = read_chat(await read_json(request, max_body_bytes), request_id_of(request))
+        asked = await read(request, read_chat)
         prepared = await front.prepare(asked.request)
-        return await _respond(front, request, asked, prepared, ChatFormat(prepared, int(time.time())))
+        writer = ChatFormat(prepared, int(time.time()), asked.form)
+        return await respond(front, request, asked.form, prepared, writer)
 
+    async def read(request: Request, schema: Callable[[Mapping[str, Any], str], HttpRequest]) -> HttpRequest:
+        body = await read_json(request, max_body_bytes)
+        asked = schema(body, request_id_of(request, body))
+        name_ignored(request, asked.ignored_fields)
+        return asked
+
+    add_tokenizing_routes(app, front, max_body_bytes)
+    add_unserved_routes(app, front, max_body_bytes)
     return app
-
-
-async def _respond(
-    front: FrontDoor, request: Request, asked: HttpRequest, prepared: Sequence[Prepared], form: Format
-) -> Response:
-    if asked.stream:
-        chunks = _chunks(front, prepared, form, include_usage=asked.include_usage)
-        return EventStream(chunks, on_error=front.metrics.refused)
-    body = await unless_gone(request.receive, _whole(front, prepared, form))
-    return Response(dump(body), media_type="application/json")
-
-
-async def _whole(front: FrontDoor, prepared: Sequence[Prepared], form: Format) -> Json:
-    builders = [AnswerBuilder() for _ in prepared]
-    async with front.answer_all(prepared) as events:
-        async for position, event in events:
-            builders[position].add(event)
-    return form.body([builder.build() for builder in builders])
-
-
-@contextlib.asynccontextmanager
-async def _chunks(
-    front: FrontDoor, prepared: Sequence[Prepared], form: Format, *, include_usage: bool
-) -> AsyncIterator[AsyncIterator[Json]]:
-    async with front.answer_all(prepared) as events:
-
-        async def chunks() -> AsyncIterator[Json]:
-            usages: list[Usage] = []
-            async for position, event in events:
-                if isinstance(event, Usage):
-                    usages.append(event)
-                for chunk in form.chunks(position, event):
-                    yield chunk
-            if include_usage:
-                yield form.usage_chunk(reduce(add, usages))
-
-        yield chunks()
 
 
 def make_health_app(front: FrontDoor) -> FastAPI:
@@ -149,11 +116,23 @@ def _add_status_routes(app: FastAPI, front: FrontDoor) -> None:
 
     @app.get("/v1/models")
     async def models() -> Json:
-        served = front.served()
-        entry = {"id": front.model, "object": "model", "created": started, "owned_by": "octavo"}
-        if served is None:
-            return {"object": "list", "data": []}
-        return {"object": "list", "data": [{**entry, "max_model_len": served.info.max_model_len}]}
+        return {"object": "list", "data": [entry(served) for served in front.models()]}
+
+    @app.get("/v1/models/{model_id:path}")
+    async def model(model_id: str) -> Json:
+        name = front.known_model(model_id)
+        return next(entry(served) for served in front.models() if served.info.name == name)
+
+    def entry(served: scheduler_pb2.ServedModel) -> Json:
+        return {
+            "id": served.info.name,
+            "object": "model",
+            "created": started,
+            "owned_by": "octavo",
+            "root": served.info.name,
+            "parent": None,
+            "max_model_len": served.info.max_model_len,
+        }
 
 
 def _add_error_handlers(app: FastAPI, front: FrontDoor) -> None:

@@ -9,8 +9,16 @@ from collections.abc import Iterator, Sequence
 from functools import reduce
 from operator import add
 
-from router.openai.chat import receipt_json
-from router.openai.shapes import Json, echoed_tokens, prompt_logprobs_json, stop_reason, token_name, usage_json
+from router.openai.schema import AnswerForm
+from router.openai.shapes import (
+    Json,
+    echoed_tokens,
+    metrics_json,
+    prompt_logprobs_json,
+    stop_reason,
+    token_name,
+    usage_json,
+)
 from router.prepared import Prepared
 from router.requests import Answer, ChoiceEnd, Event, PromptInfo, TextDelta, TokenInfo, Usage
 from router.text.tokenizer import Tokenizer
@@ -19,13 +27,11 @@ from router.text.tokenizer import Tokenizer
 class CompletionFormat:
     """Writes the answer of one completions request, which may hold several prompts."""
 
-    def __init__(
-        self, prepared: Sequence[Prepared], created: int, tokenizer: Tokenizer, *, echo_logprobs: bool
-    ) -> None:
+    def __init__(self, prepared: Sequence[Prepared], created: int, form: AnswerForm, tokenizer: Tokenizer) -> None:
         self._prepared = prepared
         self._tokenizer = tokenizer
         self._params = prepared[0].params
-        self._echo_logprobs = echo_logprobs
+        self._form = form
         self._prompt_infos: dict[int, list[PromptInfo]] = {}
         self._text_lengths: dict[int, int] = {}
         self._head: Json = {
@@ -42,8 +48,11 @@ class CompletionFormat:
                 self._prompt_infos.setdefault(position, []).append(event)
             case TextDelta():
                 yield from self._start(position, event.index)
-                if event.text or event.logprobs:
-                    yield self._chunk(self._number(position, event.index), event.text, event.logprobs)
+                if event.text or event.logprobs or (self._form.token_ids and event.token_ids):
+                    chunk = self._chunk(self._number(position, event.index), event.text, event.logprobs)
+                    if self._form.token_ids:
+                        chunk["choices"][0]["token_ids"] = list(event.token_ids)
+                    yield chunk
             case ChoiceEnd():
                 yield from self._start(position, event.index)
                 yield self._chunk(self._number(position, event.index), "", (), event)
@@ -70,20 +79,26 @@ class CompletionFormat:
         if number in self._text_lengths:
             return
         self._text_lengths[number] = 0
-        if self._params.echo:
-            found = self._prompt_infos.get(position)
-            infos = self._echoed(position, _join(found) if found else None)
-            yield self._chunk(number, self._prompt_text(position), infos)
+        if not self._params.echo and not self._form.token_ids:
+            return
+        found = self._prompt_infos.get(position)
+        infos = self._echoed(position, _join(found) if found else None)
+        chunk = self._chunk(number, self._prompt_text(position) if self._params.echo else "", infos)
+        if self._form.token_ids:
+            chunk["choices"][0] |= {"prompt_token_ids": list(self._prepared[position].prompt_ids), "token_ids": []}
+        yield chunk
 
     def _chunk(self, number: int, text: str, infos: Sequence[TokenInfo], end: ChoiceEnd | None = None) -> Json:
         choice: Json = {
             "index": number,
             "text": text,
-            "logprobs": _logprobs_json(infos, self._text_lengths[number]) if infos else None,
+            "logprobs": self._logprobs(infos, self._text_lengths[number]) if infos else None,
             "finish_reason": None if end is None else end.finish_reason,
         }
         if end is not None:
             choice["stop_reason"] = stop_reason(end.stop_string, end.stop_token_id)
+            if self._form.metrics:
+                choice["metrics"] = metrics_json(end)
         self._text_lengths[number] += sum(len(info.text) for info in infos)
         return {**self._head, "choices": [choice]}
 
@@ -94,14 +109,38 @@ class CompletionFormat:
         choice: Json = {
             "index": self._number(position, end.index),
             "text": (self._prompt_text(position) if self._params.echo else "") + delta.text,
-            "logprobs": _logprobs_json(infos, 0) if self._params.logprobs is not None else None,
+            "logprobs": self._logprobs(infos, 0) if self._params.logprobs is not None else None,
             "finish_reason": end.finish_reason,
             "stop_reason": stop_reason(end.stop_string, end.stop_token_id),
-            "receipt": receipt_json(end.receipt, end.seed),
         }
-        if self._params.prompt_logprobs is not None and not self._echo_logprobs:
+        if self._form.metrics:
+            choice["metrics"] = metrics_json(end)
+        if self._form.token_ids:
+            choice |= {
+                "prompt_token_ids": list(self._prepared[position].prompt_ids),
+                "token_ids": list(delta.token_ids),
+            }
+        if self._params.prompt_logprobs is not None and not self._form.echo_logprobs:
             choice["prompt_logprobs"] = prompt_logprobs_json(answer.prompt) if answer.prompt else [None]
         return choice
+
+    def _logprobs(self, infos: Sequence[TokenInfo], offset: int) -> Json:
+        def name(info: TokenInfo) -> str:
+            return token_name(info, as_id=self._form.tokens_as_ids)
+
+        offsets = []
+        for info in infos:
+            offsets.append(offset)
+            offset += len(info.text)
+        return {
+            "tokens": list(map(name, infos)),
+            "token_logprobs": [info.logprob for info in infos],
+            "top_logprobs": [
+                None if info.logprob is None else {name(other): other.logprob for other in (*info.top, info)}
+                for info in infos
+            ],
+            "text_offset": offsets,
+        }
 
     def _prompt_text(self, position: int) -> str:
         prepared = self._prepared[position]
@@ -110,7 +149,7 @@ class CompletionFormat:
         return self._tokenizer.decode(prepared.prompt_ids)
 
     def _echoed(self, position: int, found: PromptInfo | None) -> tuple[TokenInfo, ...]:
-        if not self._echo_logprobs:
+        if not self._form.echo_logprobs:
             return ()
         ids = self._prepared[position].prompt_ids
         return echoed_tokens(ids, [self._tokenizer.token_bytes(token_id) for token_id in ids], found)
@@ -118,19 +157,3 @@ class CompletionFormat:
 
 def _join(parts: Sequence[PromptInfo]) -> PromptInfo:
     return PromptInfo(parts[0].start_index, tuple(info for part in parts for info in part.tokens))
-
-
-def _logprobs_json(infos: Sequence[TokenInfo], offset: int) -> Json:
-    offsets = []
-    for info in infos:
-        offsets.append(offset)
-        offset += len(info.text)
-    return {
-        "tokens": [token_name(info) for info in infos],
-        "token_logprobs": [info.logprob for info in infos],
-        "top_logprobs": [
-            None if info.logprob is None else {token_name(other): other.logprob for other in (*info.top, info)}
-            for info in infos
-        ],
-        "text_offset": offsets,
-    }

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from router.errors import InvalidRequest, RouterError
-from router.requests import PromptInfo, TokenInfo, Usage
+from router.replies.types import ToolCallDelta
+from router.requests import ChoiceEnd, PromptInfo, TokenInfo, Usage
 
 Json = dict[str, Any]
 
@@ -19,6 +20,43 @@ def usage_json(usage: Usage) -> Json:
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
+
+
+def usage_so_far_json(num_prompt_tokens: int, num_completion_tokens: int) -> Json:
+    """Token counts of an answer that goes on."""
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_completion_tokens,
+        "total_tokens": num_prompt_tokens + num_completion_tokens,
+    }
+
+
+def metrics_json(end: ChoiceEnd) -> Json:
+    """How a choice was served; an addition to OpenAI's form."""
+    receipt = end.receipt
+    return {
+        "queue_seconds": receipt.queue_s,
+        "cached_tokens": receipt.cached_tokens or 0,
+        "recomputed_tokens": receipt.recomputed_tokens,
+        "preemptions": receipt.num_preemptions,
+        "attempts": receipt.num_attempts,
+        "replica": receipt.replica,
+        "numerics": receipt.numerics,
+        "batch_invariant": receipt.batch_invariant,
+        "seed": end.seed,
+    }
+
+
+def tool_call_json(call: ToolCallDelta) -> Json:
+    """A whole tool call, or the first delta of one."""
+    return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def tool_delta_json(call: ToolCallDelta) -> Json:
+    """A delta of a tool call."""
+    if call.name:
+        return {"index": call.index, **tool_call_json(call)}
+    return {"index": call.index, "function": {"arguments": call.arguments}}
 
 
 def error_json(error: RouterError) -> Json:
@@ -51,8 +89,13 @@ def _table(info: TokenInfo) -> Json:
     return table
 
 
-def token_name(info: TokenInfo) -> str:
-    """A token's text, or its bytes spelled out where they are no text of their own, as OpenAI's completions do."""
+def token_name(info: TokenInfo, *, as_id: bool = False) -> str:
+    """A token's text, or its bytes spelled out where they are no text of their own, as OpenAI's completions do.
+
+    With `as_id` its id, as vLLM writes it where that is asked for.
+    """
+    if as_id:
+        return f"token_id:{info.token_id}"
     try:
         return info.raw.decode("utf-8")
     except UnicodeDecodeError:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import json
 import secrets
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -35,6 +35,8 @@ LONGEST_DISCARD_S = 20.0
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _REQUEST_ID_HEADER = "x-request-id"
 _SCOPE_KEY = "octavo.request_id"
+_IGNORED_HEADER = "x-octavo-ignored-fields"
+_IGNORED_KEY = "octavo.ignored_fields"
 
 
 async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
@@ -181,9 +183,19 @@ def dump(value: Mapping[str, Any]) -> str:
     return _ENCODER.encode(value)
 
 
-def request_id_of(request: Request) -> str:
-    """The client's own request id, cleaned; empty when it gave none."""
-    return clean_request_id(request.headers.get(_REQUEST_ID_HEADER, ""))
+def request_id_of(request: Request, body: Mapping[str, Any]) -> str:
+    """What the request is called: by its header, else by its body, else by us. The response will say the same."""
+    said = body.get("request_id")
+    shown: str = request.scope[_SCOPE_KEY]
+    if isinstance(said, str) and not clean_request_id(request.headers.get(_REQUEST_ID_HEADER, "")):
+        shown = request.scope[_SCOPE_KEY] = clean_request_id(said) or shown
+    return shown
+
+
+def name_ignored(request: Request, fields: Sequence[str]) -> None:
+    """Let the response say which fields of the body had no effect."""
+    if fields:
+        request.scope[_IGNORED_KEY] = ",".join(fields)
 
 
 class RequestIds:
@@ -196,14 +208,17 @@ class RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        shown = clean_request_id(Headers(scope=scope).get(_REQUEST_ID_HEADER, "")) or secrets.token_hex(12)
-        scope[_SCOPE_KEY] = shown
+        given = clean_request_id(Headers(scope=scope).get(_REQUEST_ID_HEADER, ""))
+        scope[_SCOPE_KEY] = given or secrets.token_hex(12)
         INCOMING.set(Headers(scope=scope).get(HEADER, ""))
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message.setdefault("headers", [])
-                MutableHeaders(scope=message)[_REQUEST_ID_HEADER] = shown
+                headers = MutableHeaders(scope=message)
+                headers[_REQUEST_ID_HEADER] = scope[_SCOPE_KEY]
+                if _IGNORED_KEY in scope:
+                    headers[_IGNORED_HEADER] = scope[_IGNORED_KEY]
             await send(message)
 
         await self._app(scope, receive, send_with_id)

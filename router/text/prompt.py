@@ -14,7 +14,7 @@ a thread.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from router.errors import InvalidRequest, RequestTooLarge, check_text, show_value
@@ -44,6 +44,8 @@ class ChatOptions:
     documents: object = None
     template_kwargs: Mapping[str, object] | None = None
     """More variables for the template, e.g. {"enable_thinking": False}."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Variables that a request names as fields of its own; refused where the template does not know them."""
     add_generation_prompt: bool | None = None
     """Open an assistant turn at the end. Default: unless the final message is continued."""
     continue_final_message: bool = False
@@ -158,6 +160,9 @@ class _ChatEncoder:
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, options: ChatOptions
     ) -> dict[str, Any]:
         """Everything the template sees, by name. A "developer" is a "system" to a template that knows no developer."""
+        for name in options.settings:
+            if not self.template.knows(name):
+                raise InvalidRequest(name, f"{name}: this model's chat template has no such setting; leave it out")
         extra = plain_data("chat_template_kwargs", options.template_kwargs or {})
         reserved = _OWN_VARIABLES | self._tokenizer.special_tokens.keys()
         if not isinstance(extra, dict) or reserved & extra.keys():
@@ -176,6 +181,7 @@ class _ChatEncoder:
         documents = plain_data("documents", options.documents)
         return {
             **self._tokenizer.special_tokens,
+            **options.settings,
             **extra,
             "messages": messages,
             "tools": tools,

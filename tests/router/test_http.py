@@ -74,7 +74,7 @@ BAD_FIELDS: list[tuple[str, Any]] = [
     ("seed", 2**63),
     ("logprobs", 21),
     ("logprobs", True),
-    ("best_of", 3),
+    ("best_of", 129),
     ("suffix", "end"),
     ("priority", 2**31),
     ("priority", "high"),
