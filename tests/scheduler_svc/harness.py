@@ -23,6 +23,7 @@ from octavo.internal.v1 import types_pb2, worker_pb2
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import CoreLimits
 from scheduler_svc.engine import Engine
+from scheduler_svc.observers import Observer
 from scheduler_svc.server import add_services
 from scheduler_svc.service import Networks
 
@@ -79,10 +80,13 @@ class Shell:
 
 
 @contextlib.asynccontextmanager
-async def scheduler(limits: CoreLimits | None = None, networks: Networks = ()) -> AsyncIterator[Shell]:
+async def scheduler(
+    limits: CoreLimits | None = None, networks: Networks = (), observers: Sequence[Observer] = ()
+) -> AsyncIterator[Shell]:
     """A scheduler that checks its laws after each transition."""
     clock = Clock()
-    engine = Engine(Scheduler(limits or CoreLimits()), clock, first_router_id=100, check_laws=True)
+    core = Scheduler(limits or CoreLimits())
+    engine = Engine(core, clock, first_router_id=100, check_laws=True, observers=observers)
     server = grpc.aio.server()
     await add_services(server, engine, networks)
     port = server.add_insecure_port("127.0.0.1:0")
