@@ -20,13 +20,13 @@ class Scrape:
         """Of all samples."""
         return {name for name, _, _ in self.samples}
 
-    def of(self, name: str, **labels: str) -> float:
+    def of(self, name: str, /, **labels: str) -> float:
         """The sum of the samples of that name whose labels include these; fails where there is none."""
         found = self._matching(name, labels.items())
         assert found, f"no sample {name} {labels}"
         return sum(found)
 
-    def has(self, name: str, **labels: str) -> bool:
+    def has(self, name: str, /, **labels: str) -> bool:
         """Whether there is a sample of that name with these labels."""
         return bool(self._matching(name, labels.items()))
 
