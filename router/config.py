@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from octavo import common_options
 from octavo.options import DEFAULT_MODEL, LOG_LEVELS, Limits, OptionError, argument, check_values, option
 from router.access.options import AccessOptions
+from router.replies.formats import TOOL_CALL_PARSERS
+from router.replies.reasoning import REASONING_PARSERS
 
 _PORT = Limits(0, 65535)
 
@@ -43,6 +45,16 @@ class RouterConfig(AccessOptions):
         "Largest request body or gRPC message accepted from a client.",
         kind="bytes",
         limits=Limits(minimum=2**16),
+    )
+    tool_call_parser: str = option(
+        "auto",
+        "How the model writes tool calls; auto asks its chat template.",
+        choices=TOOL_CALL_PARSERS,
+    )
+    reasoning_parser: str = option(
+        "auto",
+        "How the model marks its thinking, which answers then show apart; auto asks its chat template.",
+        choices=REASONING_PARSERS,
     )
     seed: int | None = option(
         None,

@@ -149,6 +149,8 @@ class FrontDoor:
             return build_prompts(request, text, vocab_size=info.vocab_size, max_model_len=info.max_model_len)
 
         prompts = await self.in_thread(build)
+        for grammar in (built.grammar for built in prompts if built.grammar is not None):
+            raise InvalidRequest(grammar.field, f"{grammar.field}: this server cannot constrain an answer yet")
         limits = ModelLimits(info.vocab_size, info.max_model_len, served.max_cached_tokens or None)
         drawn_seed = self._seeds.getrandbits(63)
         internal_id = secrets.token_hex(12)

@@ -51,13 +51,16 @@ def _build_chat(asked: ChatPrompt, grammar: GrammarSpec | None, text: ModelText,
     # A tool that must not be called is not shown.
     options = asked.options if use.functions else replace(asked.options, tools=None)
     prompt = builder.chat(asked.messages, options, add_special_tokens=asked.add_special_tokens)
-    reply = text.replies.spec(
+    grammar = text.replies.grammar(use, text.tokenizer.token_id) or grammar
+    # A grammar rules the answer from its first token on: it leaves no room for thinking.
+    settings = text.replies if grammar is None else replace(text.replies, tags=None)
+    reply = settings.spec(
         use,
         prompt.text or "",
         continued_text=_last_text(asked.messages) if options.continue_final_message else "",
         shows_reasoning=check_flag("include_reasoning", asked.include_reasoning, default=True),
     )
-    return BuiltPrompt(prompt, reply, text.replies.grammar(use, text.tokenizer.token_id) or grammar)
+    return BuiltPrompt(prompt, reply, grammar)
 
 
 def _last_text(messages: object) -> str:

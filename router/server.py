@@ -119,9 +119,8 @@ class Router:
         self.front.own_phases = self.phases.snapshot
         self._grpc, self._health = make_server(self.front, config.max_message_bytes, self.access.gate)
         tls = self.access.tls
-        self._http = _quiet_server(
-            make_app(self.front, config.max_message_bytes, self.access.gate), None if tls is None else tls.ssl_context
-        )
+        self.app = make_app(self.front, config.max_message_bytes, self.access.gate)
+        self._http = _quiet_server(self.app, None if tls is None else tls.ssl_context)
         self._health_http = None if config.health_port is None else _quiet_server(make_health_app(self.front), None)
         self._serving: bool | None = None
         self._telling: set[asyncio.Task[None]] = set()
@@ -190,7 +189,8 @@ class Router:
         with self.phases.phase("model"):
             source = resolve(self.config.model)
         with self.phases.phase("tokenizer"):
-            return load_model_text(self.front.model, source.directory)
+            parsers = self.config.tool_call_parser, self.config.reasoning_parser
+            return load_model_text(self.front.model, source.directory, *parsers)
 
     def _bind_grpc(self) -> None:
         address = f"{_bracketed(self.config.host)}:{self.config.grpc_port}"

@@ -52,9 +52,7 @@ RENAMED: Mapping[str, str] = {
     "--speculative-config": _NOT_YET,
     "--chat-template": f"{_NOT_YET}: the template beside the tokenizer is used",
     "--generation-config": f"{_NOT_YET}: the model's own generation_config.json is used",
-    "--enable-auto-tool-choice": _NOT_YET,
-    "--tool-call-parser": _NOT_YET,
-    "--reasoning-parser": _NOT_YET,
+    "--enable-auto-tool-choice": "needs no option: tools are called wherever the chat template knows them",
     "--revision": f"{_NOT_YET}: name a directory of that revision",
     "--limit-mm-per-prompt": "does not exist: models take text alone",
 }

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from router.errors import InvalidRequest
+from router.structured.fields import GRAMMAR_FIELDS
 
 SAMPLING_FIELDS = (
     "temperature",
@@ -52,7 +53,7 @@ _COMMON = frozenset(
         "return_token_ids",
         "return_tokens_as_token_ids",
         "return_metrics",
-        "response_format",
+        *GRAMMAR_FIELDS,
     )
 )
 COMPLETION_FIELDS = _COMMON | {"prompt"}
@@ -95,11 +96,6 @@ _REFUSED: Mapping[str, str] = {
     "mm_processor_kwargs": "the model takes text only; leave it out",
     "kv_transfer_params": "blocks are not handed between servers; leave it out",
     "vllm_xargs": "they are hooks into vLLM; leave it out",
-    "structured_outputs": "output cannot be constrained yet; leave it out",
-    "guided_json": "output cannot be constrained yet; leave it out",
-    "guided_regex": "output cannot be constrained yet; leave it out",
-    "guided_choice": "output cannot be constrained yet; leave it out",
-    "guided_grammar": "output cannot be constrained yet; leave it out",
 }
 _SHOWN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MAX_SHOWN_NAMES = 16

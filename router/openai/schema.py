@@ -15,6 +15,7 @@ from router.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS, SAMPLING_FIELDS
 from router.requests import ChatPrompt, CompletionPrompt, GenerationRequest, RequestOptions
 from router.sampling import SamplingRequest, chat_logprobs
 from router.sampling_rules import check_flag
+from router.structured.fields import read_grammar
 from router.text.prompt import ChatOptions
 
 
@@ -51,7 +52,6 @@ def read_completion(body: Mapping[str, Any], request_id: str) -> HttpRequest:
     given, ignored = given_fields(body, COMPLETION_FIELDS)
     if "prompt" not in given:
         raise InvalidRequest("prompt", "prompt is missing")
-    _refuse_response_format(given)
     logprobs, echo = given.get("logprobs"), given.get("echo")
     # OpenAI's completions report a prompt's logprobs by echoing it.
     echo_logprobs = echo is True and logprobs is not None and given.get("prompt_logprobs") is None
@@ -62,6 +62,7 @@ def read_completion(body: Mapping[str, Any], request_id: str) -> HttpRequest:
         _sampling(given, logprobs=logprobs, **more),
         _options(given, request_id),
         truncate_prompt_tokens=given.get("truncate_prompt_tokens"),
+        grammar=read_grammar(given),
     )
     return HttpRequest(request, _form(given, echo_logprobs=echo_logprobs), ignored)
 
@@ -71,7 +72,6 @@ def read_chat(body: Mapping[str, Any], request_id: str) -> HttpRequest:
     given, ignored = given_fields(body, CHAT_FIELDS)
     if "messages" not in given:
         raise InvalidRequest("messages", "messages is missing")
-    _refuse_response_format(given)
     if given.get("modalities", ["text"]) != ["text"]:
         raise InvalidRequest("modalities", "modalities must be ['text'] or left out: this server makes text only")
     if given.get("max_completion_tokens") is not None:
@@ -82,6 +82,7 @@ def read_chat(body: Mapping[str, Any], request_id: str) -> HttpRequest:
         _sampling(given, logprobs=logprobs),
         _options(given, request_id),
         truncate_prompt_tokens=given.get("truncate_prompt_tokens"),
+        grammar=read_grammar(given),
     )
     return HttpRequest(request, _form(given), ignored)
 
@@ -155,11 +156,3 @@ def _options(given: Mapping[str, Any], request_id: str) -> RequestOptions:
         cache_salt=texts["cache_salt"],
         adapter=texts["adapter"],
     )
-
-
-def _refuse_response_format(given: Mapping[str, Any]) -> None:
-    shape = given.get("response_format")
-    if shape is not None and not (isinstance(shape, Mapping) and shape.get("type") == "text"):
-        raise InvalidRequest(
-            "response_format", "response_format is not supported other than {'type': 'text'}: output is not constrained"
-        )

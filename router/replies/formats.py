@@ -37,6 +37,8 @@ MISTRAL = CallFormat("mistral", "[TOOL_CALLS]", takes_list=True, takes_names=Tru
 
 FORMATS: Mapping[str, CallFormat] = {form.name: form for form in (HERMES, LLAMA3, MISTRAL)}
 
+TOOL_CALL_PARSERS = ("auto", *FORMATS)
+
 
 def detect_format(template_source: str) -> CallFormat | None:
     """The format that a chat template writes earlier calls in; None for one that is not known."""

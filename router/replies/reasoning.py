@@ -30,6 +30,7 @@ REASONING_TAGS: Mapping[str, ReasoningTags] = {
     "mistral": ReasoningTags("[THINK]", "[/THINK]"),
 }
 """As --reasoning-parser spells them."""
+REASONING_PARSERS = ("auto", "none", *REASONING_TAGS)
 
 
 def detect_tags(template_source: str) -> ReasoningTags | None:

@@ -16,9 +16,6 @@ from router.replies.tools import ToolUse
 from router.structured.spec import GrammarSpec
 from router.structured.tools import ToolFormat, spec_for_tools
 
-TOOL_CALL_PARSERS = ("auto", *FORMATS)
-REASONING_PARSERS = ("auto", "none", *REASONING_TAGS)
-
 
 @dataclass(frozen=True)
 class ReplySettings:

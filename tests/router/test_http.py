@@ -82,7 +82,7 @@ BAD_FIELDS: list[tuple[str, Any]] = [
     ("cache_salt", "s" * 300),
     ("stream", "yes"),
     ("model", 3),
-    ("structured_outputs", {"regex": "a"}),
+    ("structured_outputs", "no object"),
 ]
 
 
