@@ -27,7 +27,7 @@ NOT_OURS = {"up", "process_cpu_seconds_total", "process_resident_memory_bytes"}
 
 _FUNCTIONS = {"histogram_quantile", "sum", "rate", "increase", "avg", "absent", "deriv", "max", "min", "label_values"}
 _WORDS = _FUNCTIONS | {"by", "le", "and", "or", "unless", "without", "on"}
-_SELECTOR = re.compile(r"([a-z_]+)\{([^}]*)\}")
+_SELECTOR = re.compile(r"([a-z_][a-z0-9_]*)\{([^}]*)\}")
 _GROUPING = re.compile(r"\b(?:by|without|on) \(([^)]*)\)")
 
 
@@ -87,9 +87,8 @@ def test_labels_that_are_selected_and_grouped_by_exist(where: str, expression: s
 
 
 def test_the_search_for_names_finds_what_is_wrong() -> None:
-    assert names_in(
-        'histogram_quantile(0.95, sum by (le, model) (rate(octavo_x_bucket{model=~"$model"}[5m]))) > 1'
-    ) == {"octavo_x_bucket"}
+    nested = 'histogram_quantile(0.95, sum by (le, model) (rate(octavo_x_bucket{model=~"$model"}[5m]))) > 1'
+    assert names_in(nested) == {"octavo_x_bucket"}
     assert names_in("octavo_a > 0 and deriv(octavo_b[10m]) > 0") == {"octavo_a", "octavo_b"}
     assert not {"octavo_x_bucket"} <= BY_SAMPLE.keys()
 

@@ -48,7 +48,7 @@ def sampled(rows: dict[int, int]) -> SampledRows:
 def step(
     counts: dict[int, int], ends: dict[int, int] | None = None, begun_ms: int = 0, ended_ms: int = 10, **plan: Any
 ) -> Step:
-    """A step that ran `counts` tokens by slot; `ends` are the rows that sampled, by their index, with why each ended."""
+    """A step that ran `counts` tokens by slot; `ends`: the rows that sampled, by index, with why each ended."""
     outcome = StepOutcome(1, len(counts), (sampled(ends),) if ends else (), (), copy_ns=2_000_000_000)
     message = worker_pb2.StepPlan(row_slots=list(counts), row_counts=list(counts.values()), **plan)
     return Step(message, outcome, begun_ms * 1_000_000, ended_ms * 1_000_000, {0}, 2)
