@@ -1,0 +1,286 @@
+"""Constrained rows on the runner: what they say follows their grammars, and is the same however they are run."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from octavo.internal.v1 import types_pb2
+from tests.fakes.checkpoint_files import ModelFiles, write_model
+from tests.fakes.tiny_llama import TINY_VOCAB_SIZE, TinyLlama, random_tensors, tiny_config
+from tests.fakes.tiny_tokenizers import END_TOKEN, Style, tiny_tokenizer
+from tests.worker.harness import Driver, RunnerShape, Tracked, answer, build_runner, sampling
+from worker_svc.grammar import GrammarCompiler, load_grammar_vocabulary
+
+END = types_pb2.FINISH_REASON_END_TOKEN
+STOP = types_pb2.FINISH_REASON_STOP_TOKEN
+LENGTH = types_pb2.FINISH_REASON_LENGTH
+GRAMMAR_ERROR = types_pb2.FINISH_REASON_GRAMMAR_ERROR
+
+PIECES = ['{"', '": ', '", "', "true", " name", "ab", "abc", "é", "né", "12", "0.", "  ", "}}", "日本", "\n"]
+SPECIALS = ["<|call|>"]
+relaxed = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@dataclass(frozen=True)
+class Model:
+    """A random checkpoint whose tokens are bytes and pieces, and a runner over it that follows grammars."""
+
+    directory: Path
+    driver: Driver
+    tokenizer: Tokenizer
+    end_id: int
+
+    def say(self, grammar: types_pb2.Grammar, prompt: str = "x", **params: object) -> Tracked:
+        """One answer."""
+        sequence = self.add(grammar, prompt, **params)
+        self.driver.finish(sequence)
+        return sequence
+
+    def add(self, grammar: types_pb2.Grammar | None, prompt: str = "x", **params: object) -> Tracked:
+        tokens = self.tokenizer.encode(prompt, add_special_tokens=False).ids
+        defaults: dict[str, object] = {"max_tokens": 60, "end_token_ids": [self.end_id], "temperature": 1.0}
+        return self.driver.add(tokens, sampling(**{**defaults, **params}, grammar=grammar))
+
+    def text(self, sequence: Tracked) -> str:
+        """What the output says, after a first token so that no blank is taken for the text's start."""
+        text: str = self.tokenizer.decode([*sequence.tokens[: sequence.num_prompt], *sequence.output])
+        prompt: str = self.tokenizer.decode(sequence.tokens[: sequence.num_prompt])
+        return text.removeprefix(prompt)
+
+
+def open_model(directory: Path, style: Style) -> Model:
+    pieces = [piece for piece in PIECES if style == "byte_level" or len(piece.encode()) > 1]
+    tokenizer = tiny_tokenizer(pieces, style, SPECIALS)
+    padding = tokenizer.get_vocab_size() - TINY_VOCAB_SIZE + 5
+    shape = TinyLlama(num_layers=1, padding_rows=padding)
+    files = ModelFiles(tiny_config(shape), random_tensors(shape), tokenizer, tokenizer_config={"eos_token": END_TOKEN})
+    write_model(directory, files)
+    size, end_id = tokenizer.get_vocab_size(), tokenizer.token_to_id(END_TOKEN)
+    compiler = GrammarCompiler(lambda: load_grammar_vocabulary(directory, size, [end_id]), [end_id])
+    runner = build_runner(directory, RunnerShape(vocab_size=size), grammars=compiler)
+    return Model(directory, Driver(runner), tokenizer, end_id)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[Style, Model]:
+    """One model of either kind of vocabulary."""
+    styles: tuple[Style, ...] = ("byte_level", "byte_fallback")
+    return {style: open_model(tmp_path_factory.mktemp(style), style) for style in styles}
+
+
+@pytest.fixture(params=["byte_level", "byte_fallback"])
+def model(request: pytest.FixtureRequest, models: dict[Style, Model]) -> Model:
+    """Each of them, with nothing running."""
+    return emptied(models[request.param])
+
+
+@pytest.fixture
+def byte_model(models: dict[Style, Model]) -> Model:
+    """The byte-level one, with nothing running."""
+    return emptied(models["byte_level"])
+
+
+def emptied(model: Model) -> Model:
+    model.driver.runner.reset()
+    return replace(model, driver=Driver(model.driver.runner))
+
+
+def regex(pattern: str) -> types_pb2.Grammar:
+    return types_pb2.Grammar(kind=types_pb2.GRAMMAR_KIND_REGEX, text=pattern)
+
+
+def schema(value: object) -> types_pb2.Grammar:
+    return types_pb2.Grammar(kind=types_pb2.GRAMMAR_KIND_JSON_SCHEMA, text=json.dumps(value))
+
+
+def lark(text: str) -> types_pb2.Grammar:
+    return types_pb2.Grammar(kind=types_pb2.GRAMMAR_KIND_LARK, text=text)
+
+
+PATTERNS = st.recursive(
+    st.sampled_from(["a", "bc", "[a-e]", "é", "日本", r"\d", "(ab|abc)", "[^x]", " ", "né{1,2}"]),
+    lambda inner: st.one_of(
+        st.tuples(inner, inner).map("".join),
+        st.tuples(inner, inner).map(lambda pair: f"({pair[0]}|{pair[1]})"),
+        st.tuples(inner, st.integers(0, 2), st.integers(0, 2)).map(
+            lambda found: f"({found[0]}){{{found[1]},{found[1] + found[2]}}}"
+        ),
+        inner.map(lambda one: f"({one})?"),
+    ),
+    max_leaves=6,
+)
+VALUES = st.recursive(
+    st.sampled_from(
+        [
+            {"type": "integer", "minimum": -5, "maximum": 120},
+            {"type": "boolean"},
+            {"type": "string", "maxLength": 4},
+            {"enum": ["né", "日本", 3, None]},
+            {"type": "string", "pattern": "^[a-c]{1,3}$"},
+            {"const": {"a": [1]}},
+        ]
+    ),
+    lambda inner: st.one_of(
+        st.dictionaries(st.sampled_from(["a", "b é", " name"]), inner, max_size=2).map(
+            lambda found: {
+                "type": "object",
+                "properties": found,
+                "required": list(found)[:1],
+                "additionalProperties": False,
+            }
+        ),
+        inner.map(lambda one: {"type": "array", "items": one, "maxItems": 2}),
+        st.tuples(inner, inner).map(lambda pair: {"anyOf": list(pair)}),
+    ),
+    max_leaves=4,
+)
+
+
+@relaxed
+@given(pattern=PATTERNS, seed=st.integers(0, 2**32))
+def test_answers_match_their_regex(model: Model, pattern: str, seed: int) -> None:
+    said = model.say(regex(pattern), seed=seed)
+    assert said.finish == END
+    assert re.fullmatch(pattern, model.text(said))
+
+
+@relaxed
+@given(wanted=VALUES, seed=st.integers(0, 2**32))
+def test_answers_fit_their_schema(model: Model, wanted: dict[str, object], seed: int) -> None:
+    said = model.say(schema({**wanted, "x-guidance": {"whitespace_flexible": False}}), seed=seed, max_tokens=120)
+    assert said.finish == END
+    jsonschema.validate(json.loads(model.text(said)), wanted)
+
+
+@pytest.mark.parametrize("texts", [["yes", "no"], ["ab", "abc", "abcd"], ["né", "n"], ["日本", "日"], ['a"b\\', " "]])
+def test_a_choice_is_one_of_its_texts(model: Model, texts: list[str]) -> None:
+    grammar = lark("start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts))
+    said = [model.say(grammar, seed=seed) for seed in range(8)]
+    assert all(sequence.finish == END for sequence in said)
+    assert {model.text(sequence) for sequence in said} <= set(texts)
+
+
+def test_special_tokens_spell_no_text(model: Model) -> None:
+    said = [model.say(regex("<.call.>"), seed=seed) for seed in range(3)]
+    assert model.tokenizer.token_to_id("<|call|>") not in {token for one in said for token in one.output}
+    assert model.end_id not in model.say(regex("(?s:.){40}"), seed=1).output
+
+
+@pytest.mark.parametrize("name", ["<|call|>", "né"])
+def test_a_token_can_be_asked_for_by_its_id(byte_model: Model, name: str) -> None:
+    token_id = byte_model.tokenizer.token_to_id(name) or byte_model.tokenizer.token_to_id("nÃ©")
+    said = byte_model.say(lark(f'start: <[{token_id}]> "ab"'))
+    assert said.output[0] == token_id
+    assert said.finish == END
+
+
+def test_constrained_and_free_rows_share_steps(model: Model) -> None:
+    params: dict[str, object] = {"seed": 7, "num_logprobs": 2}
+    grammars = [regex("[a-z]{8}é"), None, schema({"type": "array", "items": {"type": "integer"}, "maxItems": 3})]
+    alone = []
+    for grammar in grammars:
+        sequence = model.add(grammar, "the prompt", **params)
+        model.driver.finish(sequence)
+        alone.append(answer(sequence))
+    together = [model.add(grammar, "the prompt", **params) for grammar in grammars]
+    model.driver.finish(*together, chunk=3)
+    assert [answer(sequence) for sequence in together] == alone
+
+
+def test_an_answer_resumes_where_it_was(model: Model) -> None:
+    grammar = schema({"type": "object", "properties": {"é": {"type": "string", "minLength": 9}}, "required": ["é"]})
+    params = {"seed": 3, "num_logprobs": 1, "max_tokens": 24}
+    whole = model.say(grammar, **params)
+    for num_before in range(1, len(whole.output), 7):
+        lost = model.add(grammar, **params)
+        while len(lost.output) < num_before:
+            model.driver.step({lost.key: len(lost.tokens) - lost.num_computed})
+        resumed = model.driver.resume(lost)
+        model.driver.preempt(lost)
+        model.driver.finish(resumed)
+        assert (answer(resumed), resumed.finish) == (answer(whole), whole.finish)
+
+
+def test_a_preempted_row_finds_its_place_again(model: Model) -> None:
+    grammar = regex("(ab|abc|né){9}")
+    whole = model.say(grammar, seed=5)
+    cut = model.add(grammar, seed=5)
+    for _ in range(4):
+        model.driver.step({cut.key: len(cut.tokens) - cut.num_computed})
+    model.driver.preempt(cut)
+    model.driver.finish(cut)
+    assert answer(cut) == answer(whole)
+
+
+def test_logprobs_are_those_of_the_free_model(byte_model: Model) -> None:
+    said = byte_model.say(regex("[xyz]{5}"), num_logprobs=0)
+    free = byte_model.driver.add(said.tokens, sampling(max_tokens=1, num_prompt_logprobs=0, prompt_logprobs_start=1))
+    byte_model.driver.finish(free)
+    expected = [free.prompt_logprobs[position][0] for position in range(said.num_prompt, len(said.tokens))]
+    assert [found.tokens.tolist()[0] for found in said.logprobs] == expected
+
+
+def test_max_tokens_cuts(model: Model) -> None:
+    said = model.say(regex("[a-z]{50}"), max_tokens=7)
+    assert said.finish == LENGTH
+    assert re.fullmatch("[a-z]{7,}", model.text(said))
+
+
+def test_ignore_eos_goes_on_until_the_grammar_is_complete(model: Model) -> None:
+    said = model.say(regex("a{2,9}"), end_token_ids=[])
+    assert (model.text(said), said.finish) == ("a" * 9, END)
+
+
+def test_min_tokens_delays_the_end_but_not_a_complete_grammar(model: Model) -> None:
+    for seed in range(4):
+        assert len(model.say(regex("[a-z]+"), min_tokens=5, seed=seed, max_tokens=6).output) >= 5
+    done = model.say(regex("x"), min_tokens=5)
+    assert (model.text(done), done.finish) == ("x", END)
+
+
+def test_stop_ids_count_where_the_grammar_allows_them(byte_model: Model) -> None:
+    stop = byte_model.tokenizer.token_to_id("b")
+    said = byte_model.say(regex("aba"), stop_token_ids=[stop])
+    assert (byte_model.text(said), said.finish) == ("a", STOP)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [regex("a("), lark("start: nothing"), types_pb2.Grammar(), regex(r"[^\s\S]")],
+    ids=["regex", "lark", "kind", "no text"],
+)
+def test_a_grammar_that_cannot_be_followed_ends_its_row_alone(model: Model, grammar: types_pb2.Grammar) -> None:
+    bad, good = model.add(grammar), model.add(regex("[ab]{5}"))
+    model.driver.finish(bad, good)
+    assert (bad.output, bad.finish) == ([], GRAMMAR_ERROR)
+    assert (len(model.text(good)), good.finish) == (5, END)
+
+
+def test_a_row_without_a_token_to_say_ends_alone(byte_model: Model) -> None:
+    # min_tokens forbids the stop ids, and the grammar everything else.
+    stuck = [byte_model.tokenizer.token_to_id(name) for name in ("d",)]
+    bad = byte_model.say(regex("abd"), stop_token_ids=stuck, min_tokens=9)
+    assert (byte_model.text(bad), bad.finish) == ("ab", GRAMMAR_ERROR)
+
+
+def test_prior_tokens_that_break_the_grammar_end_the_row(byte_model: Model) -> None:
+    broken = byte_model.add(regex("abc"))
+    broken.tokens.append(byte_model.tokenizer.token_to_id("d"))
+    byte_model.driver.finish(broken)
+    assert broken.finish == GRAMMAR_ERROR
+
+
+def test_a_runner_without_a_vocabulary_fails_constrained_rows(tiny_directory: Path) -> None:
+    driver = Driver(build_runner(tiny_directory, RunnerShape(vocab_size=TINY_VOCAB_SIZE)))
+    bad, free = driver.add([5], sampling(grammar=regex("a"))), driver.add([5], sampling(max_tokens=2))
+    driver.finish(bad, free)
+    assert (bad.finish, free.finish) == (GRAMMAR_ERROR, LENGTH)
