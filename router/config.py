@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from octavo import common_options
 from octavo.options import DEFAULT_MODEL, LOG_LEVELS, Limits, OptionError, argument, check_values, option
 from router.access.options import AccessOptions
+from router.structured.checker import DEFAULT_TIMEOUT_S
 from router.replies.formats import TOOL_CALL_PARSERS
 from router.replies.reasoning import REASONING_PARSERS
 
@@ -55,6 +56,12 @@ class RouterConfig(AccessOptions):
         "auto",
         "How the model marks its thinking, which answers then show apart; auto asks its chat template.",
         choices=REASONING_PARSERS,
+    )
+    grammar_timeout: float = option(
+        DEFAULT_TIMEOUT_S,
+        "Longest that compiling the schema or grammar of an answer may take before the request is refused.",
+        kind="seconds",
+        limits=Limits(minimum=0.1),
     )
     seed: int | None = option(
         None,

@@ -31,6 +31,7 @@ from router.streams.scheduler_client import SchedulerClient, SchedulerState
 from router.streams.sequence import SequenceDriver
 from router.streams.token_inlet import StreamKeys, TokenInlet
 from router.streams.types import Output, StreamSpec
+from router.structured.checker import GrammarChecker
 from router.text.model_text import ModelText
 from router.tokenizing import Tokenized, detokenize, tokenize
 from router.traces import INCOMING, RequestTracer
@@ -59,6 +60,7 @@ class FrontDoor:
         metrics: RouterMetrics | None = None,
         tracer: RequestTracer | None = None,
         admission: Admission | None = None,
+        grammars: GrammarChecker | None = None,
     ) -> None:
         self.model = model
         self.text: ModelText | None = None
@@ -66,6 +68,7 @@ class FrontDoor:
         self.own_phases: Callable[[], Sequence[Phase]] = lambda: ()
         self.metrics = metrics or RouterMetrics()
         self._admission = admission or Admission()
+        self._grammars = grammars or GrammarChecker()
         self._scheduler = scheduler
         self._inlet = inlet
         self._seeds = random.SystemRandom() if seed is None else random.Random(seed)
@@ -149,8 +152,7 @@ class FrontDoor:
             return build_prompts(request, text, vocab_size=info.vocab_size, max_model_len=info.max_model_len)
 
         prompts = await self.in_thread(build)
-        for grammar in (built.grammar for built in prompts if built.grammar is not None):
-            raise InvalidRequest(grammar.field, f"{grammar.field}: this server cannot constrain an answer yet")
+        grammars = [None if built.grammar is None else await self._grammars.check(built.grammar) for built in prompts]
         limits = ModelLimits(info.vocab_size, info.max_model_len, served.max_cached_tokens or None)
         drawn_seed = self._seeds.getrandbits(63)
         internal_id = secrets.token_hex(12)
@@ -172,8 +174,10 @@ class FrontDoor:
                 traceparent=INCOMING.get(),
                 prompt_text=built.prompt.text if request.sampling.echo else None,
                 reply=built.reply,
+                grammar=grammar,
+                grammar_field="" if built.grammar is None else built.grammar.field,
             )
-            for position, built in enumerate(prompts)
+            for position, (built, grammar) in enumerate(zip(prompts, grammars, strict=True))
         ]
 
     async def in_thread(self, work: Callable[[], T]) -> T:
@@ -216,6 +220,7 @@ class FrontDoor:
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._grammars.close()
 
     def _require_info(self, model: str) -> tuple[ModelText, types_pb2.ModelInfo]:
         self.known_model(model)

@@ -154,7 +154,7 @@ class _Choice:
             case Completed():
                 yield from self._complete(output)
             case Failed():
-                raise _error(output)
+                raise _error(output, self._prepared.grammar_field)
 
     def _take_tokens(self, tokens: NewTokens, driver: SequenceDriver) -> Iterable[Event]:
         step = self._text.push(tokens.token_ids)
@@ -247,11 +247,11 @@ def _make_driver(
     return context.make_driver(spec, call, lambda output: queue.put_nowait((index, output)))
 
 
-def _error(failed: Failed) -> RouterError:
+def _error(failed: Failed, grammar_field: str) -> RouterError:
     """A failed sequence as the client's error."""
     match failed.kind:
         case ErrorKind.INVALID_ARGUMENT:
-            return InvalidRequest("prompt", failed.message)
+            return InvalidRequest(grammar_field if failed.by_grammar else "prompt", failed.message)
         case ErrorKind.NOT_FOUND:
             return NotFound("model", failed.message)
         case ErrorKind.EXHAUSTED:

@@ -25,6 +25,7 @@ from router.requests import (
     Usage,
 )
 from router.sampling import SamplingRequest
+from router.structured.message import read_structured_output
 from router.text.prompt import ChatOptions
 
 StreamResponse: TypeAlias = pb.GenerateResponse | pb.ChatResponse
@@ -53,7 +54,12 @@ def read_generate(request: pb.GenerateRequest, deadline_s: float | None, request
     if kind is None:
         raise InvalidRequest("prompt", "prompt: one of text and token_ids must be set")
     value: object = request.text if kind == "text" else list(request.token_ids.ids)
-    return GenerationRequest(CompletionPrompt(value), _sampling(request), _options(request, deadline_s, request_id))
+    return GenerationRequest(
+        CompletionPrompt(value),
+        _sampling(request),
+        _options(request, deadline_s, request_id),
+        read_structured_output(request.sampling),
+    )
 
 
 def read_chat(request: pb.ChatRequest, deadline_s: float | None, request_id: str) -> GenerationRequest:
@@ -63,7 +69,10 @@ def read_chat(request: pb.ChatRequest, deadline_s: float | None, request_id: str
     options = ChatOptions(add_generation_prompt=opens, continue_final_message=request.continue_final_message)
     messages = [_message(message) for message in request.messages]
     return GenerationRequest(
-        ChatPrompt(messages, options), _sampling(request), _options(request, deadline_s, request_id)
+        ChatPrompt(messages, options),
+        _sampling(request),
+        _options(request, deadline_s, request_id),
+        read_structured_output(request.sampling),
     )
 
 

@@ -31,6 +31,10 @@ class Prepared:
     """The prompt as text, where the request asked for an echo."""
     reply: ReplySpec | None = None
     """What a chat's answer may hold beside content; None where all text is content."""
+    grammar: types_pb2.Grammar | None = None
+    """What the answer must be, as workers take it; None leaves it free."""
+    grammar_field: str = ""
+    """Where the request said so."""
 
     @property
     def shown_id(self) -> str:
@@ -92,4 +96,5 @@ def _sampling(prepared: Prepared, index: int) -> types_pb2.SamplingParams:
         end_token_ids=() if params.ignore_eos else prepared.end_token_ids,
         stop_token_ids=params.stop_token_ids,
         num_logprobs=prepared.num_logprobs,
+        grammar=prepared.grammar,
     )

@@ -34,6 +34,7 @@ from router.metrics_catalogue import DROPPED_MESSAGES, LIVE, READY, SCHEDULER_CO
 from router.openai.app import make_app, make_health_app
 from router.streams.scheduler_client import SchedulerClient
 from router.streams.token_inlet import TokenInlet
+from router.structured.checker import GrammarChecker
 from router.text.model_text import ModelText, load_model_text
 from router.traces import RequestTracer
 
@@ -114,6 +115,7 @@ class Router:
             self.metrics,
             None if self._tracer is None else RequestTracer(self._tracer, self.metrics.clock),
             self.access.admission,
+            GrammarChecker(config.grammar_timeout),
         )
         self.metrics.set.on_scrape(self._show_state)
         self.front.own_phases = self.phases.snapshot

@@ -259,6 +259,7 @@ class Stream:
                 ErrorKind.INVALID_ARGUMENT,
                 f"after {len(self._token_ids)} tokens the grammar of the answer allows no token of the model, or has "
                 "become too complex to follow; simplify it",
+                by_grammar=True,
             )
         elif self._holds_all():
             nameless = self._finish is Finish.STOP_TOKEN and self._final_token_id is None
@@ -279,9 +280,11 @@ class Stream:
         self._move(Move.END)
         self._outputs.append(Completed(finish, self._final_token_id, len(self._token_ids), self.receipt))
 
-    def _fail(self, kind: ErrorKind, message: str, retry_after_s: float | None = None) -> None:
+    def _fail(
+        self, kind: ErrorKind, message: str, retry_after_s: float | None = None, *, by_grammar: bool = False
+    ) -> None:
         self._move(Move.END)
-        self._outputs.append(Failed(kind, message, retry_after_s))
+        self._outputs.append(Failed(kind, message, retry_after_s, by_grammar))
 
     def _lose(self, now: float) -> None:
         """Tokens of this attempt will not come: ask for them again, from what is held."""

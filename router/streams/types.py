@@ -231,6 +231,8 @@ class Failed:
     kind: ErrorKind
     message: str
     retry_after_s: float | None = None
+    by_grammar: bool = False
+    """What the request holds its answer to is at fault, not its prompt."""
 
 
 Output: TypeAlias = Submit | NewTokens | NewPromptLogprobs | QueueMoved | Completed | Failed

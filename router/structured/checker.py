@@ -10,12 +10,12 @@ import asyncio
 import hashlib
 import sys
 from collections import OrderedDict
-from dataclasses import dataclass
 
 from octavo.internal.v1 import types_pb2
-from router.errors import Exhausted, InvalidRequest, RequestTooLarge, Unavailable
+from router.errors import Exhausted, InvalidRequest, Unavailable
 from router.structured.spec import GrammarKind, GrammarSpec
 
+DEFAULT_TIMEOUT_S = 5.0
 NUM_PROCESSES = 2
 MAX_VERDICTS = 512
 START_TIMEOUT_S = 30.0
@@ -27,19 +27,11 @@ _WIRE_KINDS = {
 }
 
 
-@dataclass(frozen=True)
-class GrammarLimits:
-    """What a router takes on for a grammar: the size of its text, and the seconds that compiling it may last."""
-
-    max_bytes: int = 2**16
-    timeout_s: float = 5.0
-
-
 class GrammarChecker:
     """`check` any number at a time; `close` when the router ends."""
 
-    def __init__(self, limits: GrammarLimits) -> None:
-        self._limits = limits
+    def __init__(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
         # None stands for a process not started yet: it takes the place of one that was lost.
         self._idle: asyncio.LifoQueue[_Process | None] = asyncio.LifoQueue()
         for _ in range(NUM_PROCESSES):
@@ -50,16 +42,9 @@ class GrammarChecker:
     async def check(self, spec: GrammarSpec) -> types_pb2.Grammar:
         """The grammar as workers take it.
 
-        Raises InvalidRequest for one that cannot be compiled, RequestTooLarge for one over the size, Exhausted where
-        checks are backed up for longer than one may last.
+        Raises InvalidRequest for one that cannot be compiled, Exhausted where checks are backed up for longer than one
+        may last.
         """
-        size = len(spec.text.encode())
-        if size > self._limits.max_bytes:
-            raise RequestTooLarge(
-                spec.field,
-                f"{spec.field} has {size} bytes as a grammar, the limit is {self._limits.max_bytes} "
-                "(--max-grammar-bytes); simplify it",
-            )
         key = hashlib.sha256(f"{spec.kind.value}\0{spec.text}".encode()).digest()
         verdict = self._verdicts.get(key)
         if verdict is None:
@@ -68,7 +53,7 @@ class GrammarChecker:
                 raise InvalidRequest(
                     spec.field,
                     f"{spec.field} takes more time, memory or nesting to compile than is allowed "
-                    f"({self._limits.timeout_s:g} s, --grammar-timeout); simplify it",
+                    f"({self._timeout_s:g} s, --grammar-timeout); simplify it",
                 )
             self._verdicts[key] = verdict
             while len(self._verdicts) > MAX_VERDICTS:
@@ -86,14 +71,14 @@ class GrammarChecker:
     async def _ask(self, grammar: types_pb2.Grammar) -> types_pb2.GrammarVerdict | None:
         """The verdict of a process; None where it crashed or had no more time."""
         try:
-            process = await asyncio.wait_for(self._idle.get(), self._limits.timeout_s)
+            process = await asyncio.wait_for(self._idle.get(), self._timeout_s)
         except TimeoutError:
-            raise Exhausted("checks of grammars are backed up", self._limits.timeout_s) from None
+            raise Exhausted("checks of grammars are backed up", self._timeout_s) from None
         try:
             if process is None:
                 process = await _Process.start()
                 self._live.add(process)
-            verdict = await process.ask(grammar, self._limits.timeout_s)
+            verdict = await process.ask(grammar, self._timeout_s)
         except BaseException:  # also a cancellation: what the process says next would be taken for another's answer
             self._drop(process)
             raise
