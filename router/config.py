@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from octavo import common_options
 from octavo.options import DEFAULT_MODEL, LOG_LEVELS, Limits, OptionError, argument, check_values, option
 from router.access.options import AccessOptions
-from router.structured.checker import DEFAULT_TIMEOUT_S
 from router.replies.formats import TOOL_CALL_PARSERS
 from router.replies.reasoning import REASONING_PARSERS
+from router.structured.checker import DEFAULT_TIMEOUT_S
 
 _PORT = Limits(0, 65535)
 
