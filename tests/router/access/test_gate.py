@@ -132,6 +132,7 @@ async def test_two_authorizations_are_refused(model_dir: Path) -> None:
 async def test_every_grpc_method_but_health_needs_the_key(model_dir: Path) -> None:
     async with stack(model_dir, api_key=KEY) as made:
         made.say("ok")
+        channel: Any = made.channel
         methods = [
             f"/{service.full_name}/{method.name}"
             for service in pb.DESCRIPTOR.services_by_name.values()
@@ -140,7 +141,7 @@ async def test_every_grpc_method_but_health_needs_the_key(model_dir: Path) -> No
         methods += ["/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "/no.such.Service/Method"]
         for method in methods:
             for metadata in ((), (("authorization", "Bearer wrong"),), (("authorization", KEY),)):
-                call = made.channel.stream_stream(method)(metadata=metadata)
+                call = channel.stream_stream(method)(metadata=metadata)
                 assert await call.code() is grpc.StatusCode.UNAUTHENTICATED, method
         health = health_pb2_grpc.HealthStub(made.channel)
         assert (await health.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
@@ -149,7 +150,7 @@ async def test_every_grpc_method_but_health_needs_the_key(model_dir: Path) -> No
         asked = reflection_pb2.ServerReflectionRequest(list_services="")
         answers = [answer async for answer in reflect.ServerReflectionInfo(iter([asked]), metadata=metadata)]
         assert len(answers[0].list_services_response.service) == 3
-        unknown = made.channel.stream_stream("/no.such.Service/Method")(metadata=metadata)
+        unknown = channel.stream_stream("/no.such.Service/Method")(metadata=metadata)
         assert await unknown.code() is grpc.StatusCode.UNIMPLEMENTED
         async with AsyncClient(made.grpc_address, api_key="wrong") as client:
             with pytest.raises(Unauthenticated, match="not known"):
@@ -224,7 +225,8 @@ async def test_a_tenant_over_its_rate_is_told_when_to_come_back(model_dir: Path,
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await call
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        details = dict(refused.value.trailing_metadata() or ())["grpc-status-details-bin"]
+        metadata: Any = refused.value.trailing_metadata() or ()
+        details = dict(metadata)["grpc-status-details-bin"]
         retry = error_details_pb2.RetryInfo()
         assert status_pb2.Status.FromString(details).details[0].Unpack(retry)
         assert 50 <= retry.retry_delay.seconds <= 60

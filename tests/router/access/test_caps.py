@@ -1,0 +1,170 @@
+"""What a request may ask for: each cap by its option, and a body that is too big, whose sender reads the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.client import AsyncClient, InvalidArgument
+from router.access.admission import check_caps
+from router.access.options import AccessOptions
+from router.errors import InvalidRequest
+from router.requests import ChatPrompt, CompletionPrompt, GenerationRequest
+from router.sampling import SamplingRequest
+from router.structured.spec import GrammarKind, GrammarSpec
+from router.text.prompt import ChatOptions
+from tests.fakes.router_stack import Stack, in_loop, stack
+
+CHAT = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("option", "limit", "path", "body", "field", "value"),
+    [
+        ("max_n", 2, "completions", {"n": 3}, "n", "3"),
+        ("max_n", 2, "chat/completions", {"n": 3}, "n", "3"),
+        ("max_logprobs", 3, "completions", {"logprobs": 4}, "logprobs", "4"),
+        ("max_logprobs", 3, "completions", {"prompt_logprobs": 4}, "prompt_logprobs", "4"),
+        ("max_logprobs", 3, "chat/completions", {"logprobs": True, "top_logprobs": 4}, "logprobs", "4"),
+        ("max_stop_strings", 2, "completions", {"stop": ["a", "b", "c"]}, "stop", "3"),
+        ("max_stop_chars", 5, "completions", {"stop": "abcdef"}, "stop", "6"),
+        ("max_stop_chars", 5, "completions", {"stop": ["a", "abcdef"]}, "stop[1]", "6"),
+        ("max_messages", 2, "chat/completions", {"messages": CHAT * 3}, "messages", "3"),
+        ("max_prompts", 2, "completions", {"prompt": ["a", "b", "c"]}, "prompt", "3"),
+        ("max_prompt_tokens", 4, "completions", {"prompt": [1, 2, 3, 4, 5]}, "prompt", "5"),
+        ("max_prompt_tokens", 4, "completions", {"prompt": ["a", "abcde"]}, "prompt[1]", "5"),
+    ],
+)
+@in_loop
+async def test_each_cap_names_field_value_and_limit(
+    model_dir: Path, option: str, limit: int, path: str, body: dict[str, Any], field: str, value: str
+) -> None:
+    base: dict[str, Any] = {"prompt": "abc"} if path == "completions" else {"messages": CHAT}
+    config: dict[str, Any] = {option: limit}
+    async with stack(model_dir, **config) as made:
+        made.say("ok")
+        for stream in (False, True):
+            if stream and "prompt_logprobs" in body:
+                continue
+            answer = await made.http.post(f"/v1/{path}", json={**base, **body, "stream": stream})
+            assert answer.status_code == 400, answer.text
+            error = answer.json()["error"]
+            assert error["param"] == field
+            assert f"--{option.replace('_', '-')}" in error["message"]
+            assert str(limit) in error["message"]
+            assert value in error["message"]
+        assert made.scheduler.requests == []
+        assert (await made.http.post(f"/v1/{path}", json=base)).status_code in (200, 400)
+
+
+@in_loop
+async def test_the_caps_hold_on_grpc_too(model_dir: Path) -> None:
+    async with stack(model_dir, max_n=2, max_prompt_tokens=4) as made, AsyncClient(made.grpc_address) as client:
+        with pytest.raises(InvalidArgument, match="--max-n") as refused:
+            await client.generate("abc", n=3)
+        assert refused.value.field == "n"
+        with pytest.raises(InvalidArgument, match="--max-prompt-tokens"):
+            await client.generate([1, 2, 3, 4, 5])
+
+
+def caught(prompt: CompletionPrompt | ChatPrompt, **more: Any) -> InvalidRequest | None:
+    """What `check_caps` says of a request."""
+    options = more.pop("options", AccessOptions())
+    try:
+        check_caps(GenerationRequest(prompt, **more), options)
+    except InvalidRequest as error:
+        return error
+    return None
+
+
+def test_tools_and_grammars_have_caps() -> None:
+    options = AccessOptions(max_tools=2, max_grammar_bytes=10)
+    tools = ChatPrompt(CHAT, ChatOptions(tools=[{}] * 3))
+    found = caught(tools, options=options)
+    assert found is not None
+    assert (found.field, "at most 2 tools" in found.message) == ("tools", True)
+    grammar = GrammarSpec(GrammarKind.REGEX, "é" * 6, "response_format.json_schema")
+    found = caught(ChatPrompt(CHAT), grammar=grammar, options=options)
+    assert found is not None
+    assert found.field == "response_format.json_schema"
+    assert "got 12" in found.message
+
+
+@pytest.mark.parametrize("odd", [None, True, "5", 5.5, [], {}, object()])
+def test_what_is_no_count_is_left_to_the_fields_own_rules(odd: Any) -> None:
+    sampling = SamplingRequest(n=odd, logprobs=odd, stop=odd)
+    assert caught(CompletionPrompt(odd), sampling=sampling) is None
+    assert caught(ChatPrompt(odd, ChatOptions(tools=odd)), sampling=sampling) is None
+
+
+@in_loop
+async def test_a_request_ends_by_the_servers_timeout_or_the_clients_if_that_is_shorter(model_dir: Path) -> None:
+    async with stack(model_dir, request_timeout=50.0) as made:
+        made.say("ok")
+        assert (await made.http.post("/v1/completions", json={"prompt": "a"})).status_code == 200
+        async with AsyncClient(made.grpc_address) as client:
+            await client.generate("a", timeout_s=15)
+            await client.generate("a", timeout_s=500)
+        deadlines = [request.deadline_ns / 1e9 for request in made.scheduler.requests]
+        assert [10 < deadlines[1] <= 15, *(45 < deadline <= 50 for deadline in deadlines[::2])] == [True] * 3
+
+
+async def exchange(made: Stack, head: str, body_bytes: int) -> tuple[int, dict[str, Any], int]:
+    """Send a head and zeros as plain clients do, all of it before reading: (status, body, bytes that went out)."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", made.router.http_port)
+    try:
+        writer.write(head.encode("ascii"))
+        sent, piece = 0, b"0" * 2**18
+        while sent < body_bytes:
+            writer.write(piece[: body_bytes - sent])
+            await writer.drain()
+            sent += min(len(piece), body_bytes - sent)
+        answer = await reader.readuntil(b"\r\n\r\n")
+        length = next(
+            int(line.split(b":")[1]) for line in answer.split(b"\r\n") if line.lower().startswith(b"content-length")
+        )
+        return int(answer.split()[1]), json.loads(await reader.readexactly(length)), sent
+    finally:
+        writer.close()
+
+
+def head(path: str, *lines: str) -> str:
+    return "\r\n".join((f"POST {path} HTTP/1.1", "host: x", *lines, "", ""))
+
+
+@pytest.mark.parametrize("size", [27_000_000, 2**16 + 1])
+@in_loop
+async def test_a_body_over_the_limit_is_answered_although_its_sender_never_looks_up(model_dir: Path, size: int) -> None:
+    async with stack(model_dir, max_message_bytes=2**16) as made:
+        status, body, sent = await exchange(made, head("/v1/completions", f"content-length: {size}"), size)
+        assert (status, sent) == (413, size)
+        assert body["error"]["param"] == "body"
+        assert "65536" in body["error"]["message"]
+        assert "--max-message-bytes" in body["error"]["message"]
+
+
+@in_loop
+async def test_a_big_body_without_a_key_is_answered_too(model_dir: Path) -> None:
+    async with stack(model_dir, api_key="k") as made:
+        size = 5_000_000
+        status, body, sent = await exchange(made, head("/v1/completions", f"content-length: {size}"), size)
+        assert (status, sent, body["error"]["type"]) == (401, size, "authentication_error")
+
+
+@in_loop
+async def test_who_asks_before_sending_a_big_body_is_answered_at_once(model_dir: Path) -> None:
+    async with stack(model_dir, max_message_bytes=2**16) as made:
+        asked = head("/v1/completions", "content-length: 27000000", "expect: 100-continue")
+        status, body, _ = await exchange(made, asked, 0)
+        assert (status, body["error"]["type"]) == (413, "request_too_large")
+
+
+@in_loop
+async def test_a_body_too_big_to_be_heard_out_is_refused_at_once(model_dir: Path) -> None:
+    async with stack(model_dir, max_message_bytes=2**16) as made:
+        status, _, _ = await exchange(made, head("/v1/completions", "content-length: 99000000000"), 0)
+        assert status == 413
