@@ -66,6 +66,12 @@ class ControlService(pb_grpc.ControlServiceServicer):
         except Unknown as unknown:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(unknown))
 
+    async def Undrain(self, request: pb.UndrainRequest, context: _Context) -> pb.UndrainResponse:
+        try:
+            return pb.UndrainResponse(num_running=self._operators.undrain(request.replica))
+        except Unknown as unknown:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(unknown))
+
     async def DumpRecorder(
         self, request: pb.DumpRecorderRequest, context: _Context
     ) -> AsyncIterator[pb.DumpRecorderResponse]:

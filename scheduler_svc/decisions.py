@@ -1,7 +1,8 @@
 """A running sum of everything that a core decided, so that two runs can be compared step by step.
 
 Knows the core's answers: events, plans, refusals. Two runs have equal sums exactly when they decided alike so far (up
-to 64 bits of a hash). What never changes a decision is not in it: token ids, sampling parameters, routers' keys.
+to 64 bits of a hash) and began with the same sum. What never changes a decision is not in it: token ids, sampling
+parameters, routers' keys.
 """
 
 from __future__ import annotations
@@ -15,14 +16,13 @@ from scheduler_svc.core.types import Event, Refused
 
 
 class Decisions:
-    """The sum. `value` is its present state."""
+    """The sum. `value` is all of its present state, so another can go on from there."""
 
-    __slots__ = ("_last_slots", "_state", "value")
+    __slots__ = ("_state", "value")
 
-    def __init__(self) -> None:
-        self._state = blake2b(digest_size=8)
-        self._last_slots: dict[int, list[int]] = {}
-        self.value = 0
+    def __init__(self, value: int = 0) -> None:
+        self._state = _begun(value)
+        self.value = value
 
     def add_events(self, events: Iterable[Event]) -> None:
         """What a call of the core returned."""
@@ -39,10 +39,10 @@ class Decisions:
         """What `plan` returned for a replica."""
         self._state.update(f"plan {replica_id} {planned.limited_by.value}".encode())
         if planned.plan is not None:
-            self._add_plan(replica_id, planned.plan)
+            self._add_plan(planned.plan)
         self.add_events(planned.events)
 
-    def _add_plan(self, replica_id: int, plan: StepPlan) -> None:
+    def _add_plan(self, plan: StepPlan) -> None:
         for admission in plan.admissions:
             numbers = (admission.slot, admission.sequence_id, admission.num_computed_tokens, len(admission.token_ids))
             self._add_numbers((*numbers, *admission.block_ids))
@@ -55,16 +55,12 @@ class Decisions:
             plan.demote_host_ids,
             plan.promote_host_ids,
             plan.promote_device_ids,
+            plan.row_slots,
         ):
             self._add_numbers(items)
         num_rows, num_tokens = len(plan.row_slots), sum(plan.row_counts)
         self._add_numbers((plan.step, num_rows, num_tokens, sum(plan.row_starts)))
-        # From one decode step to the next the rows are the same and each runs one token: the sums say all of it.
-        slots = list(plan.row_slots)
-        if slots != self._last_slots.get(replica_id):
-            self._last_slots[replica_id] = slots
-            self._add_numbers(slots)
-        if num_tokens != num_rows:
+        if num_tokens != num_rows:  # else each row runs one token, and where they are follows from the steps before
             self._add_numbers(plan.row_starts)
             self._add_numbers(plan.row_counts)
 
@@ -75,4 +71,9 @@ class Decisions:
         self._state.update(b".")
 
     def _turn(self) -> None:
-        self.value = int.from_bytes(self._state.copy().digest(), "little")
+        self.value = int.from_bytes(self._state.digest(), "little")
+        self._state = _begun(self.value)
+
+
+def _begun(value: int) -> blake2b:
+    return blake2b(value.to_bytes(8, "little"), digest_size=8)

@@ -12,7 +12,7 @@ from octavo.internal.v1 import scheduler_pb2 as pb
 from scheduler_svc import wire
 from scheduler_svc.control_wire import explanation_to_wire, statistics_to_wire
 from scheduler_svc.engine import Engine
-from scheduler_svc.parties import Call
+from scheduler_svc.parties import Call, Replica
 from scheduler_svc.recorder import Recorder
 
 _LOG = logging.getLogger(__name__)
@@ -70,15 +70,17 @@ class Operators:
 
     def drain(self, name: str) -> int:
         """Lets a replica take no new sequences; how many run there. Raises Unknown, naming those there are."""
-        engine = self._engine
-        for replica in engine.replicas.values():
-            if replica.hello.name == name:
-                _LOG.info("replica %s drains", name)
-                engine.settle(engine.core.drain(replica.replica_id, engine.now()), replica)
-                running = {each.replica_id: each.num_running for each in engine.core.statistics().replicas}
-                return running[replica.replica_id]
-        names = ", ".join(replica.hello.name for replica in engine.replicas.values()) or "none"
-        raise Unknown(f"no replica is called {name!r}; attached are {names}")
+        engine, replica = self._engine, self._replica(name)
+        _LOG.info("replica %s drains", name)
+        engine.settle(engine.core.drain(replica.replica_id, engine.now()), replica)
+        return self._num_running(replica)
+
+    def undrain(self, name: str) -> int:
+        """Lets a replica take sequences again; how many run there. Raises Unknown, naming those there are."""
+        engine, replica = self._engine, self._replica(name)
+        _LOG.info("replica %s serves again", name)
+        engine.settle(engine.core.undrain(replica.replica_id, engine.now()), replica)
+        return self._num_running(replica)
 
     def reset_prefix_cache(self) -> int:
         """Forgets cached prefixes that no running sequence holds; how many blocks."""
@@ -88,6 +90,18 @@ class Operators:
         """The flight recorder's file in pieces; None when nothing is recorded."""
         core = self._engine.core
         return core.dump(self._engine.now()) if isinstance(core, Recorder) else None
+
+    def _replica(self, name: str) -> Replica:
+        replicas = self._engine.replicas.values()
+        for replica in replicas:
+            if replica.hello.name == name:
+                return replica
+        names = ", ".join(replica.hello.name for replica in replicas) or "none"
+        raise Unknown(f"no replica is called {name!r}; attached are {names}")
+
+    def _num_running(self, replica: Replica) -> int:
+        running = {each.replica_id: each.num_running for each in self._engine.core.statistics().replicas}
+        return running[replica.replica_id]
 
     def _live(self, name: pb.SequenceName) -> list[Call]:
         calls = self._engine.calls

@@ -1,47 +1,31 @@
 """The flight recorder: the core's inputs, in a bounded ring, from which its decisions can be made again.
 
 Stands between the engine and the core and passes everything on. Holds no prompt: of each sequence that ends it notes
-salted hashes of its full blocks, each over all tokens up to the block's end. Decisions rest on tokens through the
-prefix cache alone, which asks whether two such beginnings are equal, and hashes answer that. With `record_tokens` it
-holds the token ids in place of hashes.
+salted names of its full blocks. Decisions rest on tokens through the prefix cache alone, which asks whether two
+beginnings are equal, and the names answer that. With `record_tokens` it holds the token ids too.
 
-The ring forgets its oldest records first. A core cannot be set to a state, so decisions can be made again only from a
-recording that reaches back to the scheduler's start; one that does not says so, and is still good for comparing
-policies over the requests that it holds.
+The ring forgets its oldest records first, and holds the state that the core had before those which are left.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 
 from octavo.internal.v1 import recording_pb2 as pb
 from scheduler_svc import recording
 from scheduler_svc.core.history import Explanation
-from scheduler_svc.core.limits import CoreLimits, SchedulingPolicy
+from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import Limit, Planned, StepResult
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.statistics import Statistics
-from scheduler_svc.core.types import (
-    Ended,
-    Event,
-    Finished,
-    Refused,
-    ReplicaSpec,
-    Request,
-    ResultMismatch,
-    Ticked,
-)
+from scheduler_svc.core.types import Ended, Event, Finished, Refused, ReplicaSpec, Request, ResultMismatch, Ticked
 from scheduler_svc.decisions import Decisions
-
-_HASH_BYTES = 8
-# What a record takes beside its bytes.
-_OVERHEAD_BYTES = 120
+from scheduler_svc.recorded import Pseudonyms, result_record
+from scheduler_svc.ring import Ring
+from scheduler_svc.state import capture, write
 
 
 @dataclass
@@ -59,20 +43,12 @@ class Recorder:
     def __init__(self, core: Scheduler, *, salt: bytes, max_bytes: int, record_tokens: bool = False) -> None:
         """`salt` is secret, 16 random bytes for each start; `max_bytes` bounds the ring."""
         self.core = core
-        self._salt = salt
-        self._max_bytes = max_bytes
+        self._pseudonyms = Pseudonyms(salt)
         self._records_tokens = record_tokens
-        self._hashes_content = core.limits.enable_prefix_caching and not record_tokens
         self._decisions = Decisions()
-        self._ring: deque[tuple[bytes, int]] = deque()
-        self._num_bytes = 0
-        self._num_dropped = 0
-        self._sum_before = 0
-        self._defect = ""
+        self._ring = Ring(max_bytes, lambda: capture(core))
         self._now = 0
         self._live: dict[int, Sequence] = {}
-        self._block_sizes: dict[str, int] = {}
-        self._tenants: set[str] = set()
         self._stays: dict[int, _Stay] = {}
 
     @property
@@ -84,9 +60,7 @@ class Recorder:
 
     def submit(self, request: Request, now: int) -> list[Event]:
         """As Scheduler.submit."""
-        if self.limits.policy is SchedulingPolicy.FAIR:
-            self._tenants.add(request.tenant)
-        record = pb.Record(now_ns=now, submit=self._request(request))
+        record = pb.Record(now_ns=now, submit=self._pseudonyms.request(request, self._records_tokens))
         try:
             events = self.core.submit(request, now)
         except Refused as refused:
@@ -114,20 +88,14 @@ class Recorder:
     def attach(self, replica: ReplicaSpec, now: int) -> list[Event]:
         """As Scheduler.attach."""
         events = self.core.attach(replica, now)
-        before = self._block_sizes.setdefault(replica.model, replica.block_size)
-        if before != replica.block_size and self._hashes_content:
-            self._defect = (
-                f"replicas of {replica.model} had blocks of {before} and of {replica.block_size} tokens, which hashes "
-                "of one size cannot tell apart; record such a fleet with --record-tokens"
-            )
         fields = pb.RecordedReplica(fields=recording.to_fields(replica))
-        self._stays[replica.replica_id] = _Stay(fields, self._num_noted)
+        self._stays[replica.replica_id] = _Stay(fields, self._ring.num_noted)
         return self._noted(pb.Record(now_ns=now, attach=fields), events)
 
     def detach(self, replica_id: int, now: int) -> list[Event]:
         """As Scheduler.detach."""
         events = self.core.detach(replica_id, now)
-        self._stays[replica_id].detached_at = self._num_noted
+        self._stays[replica_id].detached_at = self._ring.num_noted
         self._forget_stays()
         return self._noted(pb.Record(now_ns=now, detach=replica_id), events)
 
@@ -135,6 +103,11 @@ class Recorder:
         """As Scheduler.drain."""
         events = self.core.drain(replica_id, now)
         return self._noted(pb.Record(now_ns=now, drain=replica_id), events)
+
+    def undrain(self, replica_id: int, now: int) -> list[Event]:
+        """As Scheduler.undrain."""
+        events = self.core.undrain(replica_id, now)
+        return self._noted(pb.Record(now_ns=now, undrain=replica_id), events)
 
     def plan(self, replica_id: int, now: int) -> Planned:
         """As Scheduler.plan."""
@@ -148,7 +121,7 @@ class Recorder:
 
     def complete(self, replica_id: int, result: StepResult, now: int) -> list[Event]:
         """As Scheduler.complete."""
-        recorded = self._result(replica_id, result)
+        recorded = result_record(replica_id, result, self._records_tokens)
         record = pb.Record(now_ns=now, complete=recorded)
         try:
             events = self.core.complete(replica_id, result, now)
@@ -183,35 +156,33 @@ class Recorder:
     def dump(self, now: int) -> Iterator[bytes]:
         """The file, in pieces, as it is at this moment. Live sequences' blocks are in it as far as they are known."""
         self._forget_stays()
-        weights = {self._name(tenant): weight for tenant, weight in self.limits.tenant_weights.items()}
+        name, oldest = self._pseudonyms.name, self._ring.oldest
+        weights = {name(tenant): weight for tenant, weight in self.limits.tenant_weights.items()}
         header = pb.RecordingHeader(
             version=recording.VERSION,
             software=_software(),
             limits=recording.to_fields(replace(self.core.limits, tenant_weights=weights)),
-            salt_id=blake2b(self._salt, digest_size=_HASH_BYTES, person=b"octavo salt id").hexdigest(),
+            salt_id=self._pseudonyms.salt_id,
             has_tokens=self._records_tokens,
-            num_dropped_records=self._num_dropped,
-            defect=self._defect,
-            decisions=self._sum_before,
-            replicas=[stay.replica for stay in self._stays.values() if stay.attached_at < self._num_dropped],
-            tenant_ranks={self._name(tenant): rank for rank, tenant in enumerate(sorted(self._tenants))},
+            num_dropped_records=oldest.first,
+            defect=oldest.defect,
+            decisions=oldest.decisions,
+            replicas=[stay.replica for stay in self._stays.values() if stay.attached_at < oldest.first],
         )
-        records = [data for data, _ in self._ring]
-        live = [content for item in self._live.items() if (content := self._content(*item, now)) is not None]
-        records += [recording.frame(content.SerializeToString()) for content in live]
-        return recording.write(header, records)
+        if oldest.state is not None:
+            header.state = write(oldest.state, name, self._pseudonyms.block)
+            requests = oldest.state.requests
+            header.requests.extend(self._pseudonyms.request(request, has_tokens=False) for request in requests)
+        contents = [record for sequence in self._live.values() for record in self._contents(sequence, now)]
+        frames = [recording.frame(record.SerializeToString()) for record in contents]
+        return recording.write(header, [*self._ring, *frames])
 
     # Inside ------------------------------------------------------------------------------------------------------
-
-    @property
-    def _num_noted(self) -> int:
-        """Records so far, and so the number of the next one."""
-        return self._num_dropped + len(self._ring)
 
     def _forget_stays(self) -> None:
         """Of replicas that detached before the first record that is kept."""
         for replica_id, stay in tuple(self._stays.items()):
-            if stay.detached_at is not None and stay.detached_at < self._num_dropped:
+            if stay.detached_at is not None and stay.detached_at < self._ring.oldest.first:
                 del self._stays[replica_id]
 
     def _noted(self, record: pb.Record, events: list[Event]) -> list[Event]:
@@ -224,84 +195,17 @@ class Recorder:
         for event in events:
             if isinstance(event, Ended | Finished):
                 sequence = self._live.pop(event.sequence_id, None)
-                content = None if sequence is None else self._content(event.sequence_id, sequence, now)
-                if content is not None:
-                    self._note(content)
+                for record in self._contents(sequence, now) if sequence is not None else ():
+                    self._note(record)
 
     def _note(self, record: pb.Record) -> None:
         record.decisions = self._decisions.value
         self._now = record.now_ns
-        data = recording.frame(record.SerializeToString())
-        self._ring.append((data, self._decisions.value))
-        self._num_bytes += len(data) + _OVERHEAD_BYTES
-        while self._num_bytes > self._max_bytes and len(self._ring) > 1:
-            dropped, self._sum_before = self._ring.popleft()
-            self._num_bytes -= len(dropped) + _OVERHEAD_BYTES
-            self._num_dropped += 1
+        self._ring.append(recording.frame(record.SerializeToString()), self._decisions.value)
 
-    def _content(self, sequence_id: int, sequence: Sequence, now: int) -> pb.Record | None:
-        block_size = self._block_sizes.get(sequence.request.model)
-        if not self._hashes_content or block_size is None:
-            return None
-        hashes = self._block_hashes(sequence.token_ids, block_size)
-        content = pb.RecordedContent(sequence_id=sequence_id, block_size=block_size, block_hashes=hashes)
-        return pb.Record(now_ns=now, decisions=self._decisions.value, content=content)
-
-    def _block_hashes(self, token_ids: array[int], block_size: int) -> list[int]:
-        state, found = blake2b(key=self._salt, digest_size=_HASH_BYTES), []
-        data, num_bytes = memoryview(token_ids).cast("B"), block_size * token_ids.itemsize
-        for end in range(num_bytes, len(data) + 1, num_bytes):
-            state.update(data[end - num_bytes : end])
-            found.append(int.from_bytes(state.copy().digest(), "little"))
-        return found
-
-    def _name(self, name: str) -> str:
-        """A name that tells nothing but whether two are the same."""
-        return blake2b(name.encode(), key=self._salt, digest_size=_HASH_BYTES).hexdigest() if name else ""
-
-    def _request(self, request: Request) -> pb.RecordedRequest:
-        tokens = (*request.prompt_token_ids, *request.prior_token_ids) if self._records_tokens else ()
-        return pb.RecordedRequest(
-            sequence_id=request.sequence_id,
-            model=request.model,
-            num_prompt_tokens=len(request.prompt_token_ids),
-            num_prior_tokens=len(request.prior_token_ids),
-            token_ids=tokens,
-            max_tokens=request.max_tokens,
-            prompt_logprobs_start=request.prompt_logprobs_start,
-            adapter=request.adapter,
-            tenant=self._name(request.tenant),
-            cache_salt=self._name(request.cache_salt),
-            priority=request.priority,
-            deadline_ns=request.deadline_ns,
-            age_ns=request.age_ns,
-            group_id=self._name(request.group_id),
-            group_size=request.group_size,
-            router_id=request.router_id,
-            attempt=request.attempt,
-            crash_group_sizes=request.crash_group_sizes,
-            queue_events=request.queue_events,
-        )
-
-    def _result(self, replica_id: int, result: StepResult) -> pb.RecordedResult:
-        return pb.RecordedResult(
-            replica_id=replica_id,
-            step=result.step,
-            num_rows=len(result.num_sampled),
-            silent_rows=_silent_rows(result),
-            token_ids=result.token_ids if self._records_tokens else (),
-            finished_rows=list(result.finishes),
-            finish_reasons=[reason.value for reason in result.finishes.values()],
-            undelivered_rows=result.undelivered_rows,
-            duration_ns=result.duration_ns,
-            copy_ns=result.copy_ns,
-        )
-
-
-def _silent_rows(result: StepResult) -> list[int]:
-    if len(result.token_ids) == len(result.num_sampled):
-        return []
-    return [row for row, num in enumerate(result.num_sampled) if num == 0]
+    def _contents(self, sequence: Sequence, now: int) -> Iterator[pb.Record]:
+        for content in self._pseudonyms.contents(sequence):
+            yield pb.Record(now_ns=now, decisions=self._decisions.value, content=content)
 
 
 def _software() -> str:

@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 from octavo.internal.v1 import recording_pb2 as pb
 
 MAGIC = b"octavo-recording\n"
-VERSION = 1
+VERSION = 2
 
 T = TypeVar("T")
 
@@ -39,14 +39,7 @@ class Recording:
     @property
     def exact_defect(self) -> str | None:
         """Why the decisions cannot be made again from it; None if they can."""
-        if self.header.defect:
-            return self.header.defect
-        if self.header.num_dropped_records:
-            return (
-                f"the first {self.header.num_dropped_records} records are not in the file: the recorder's ring was "
-                "full. Decisions rest on all inputs since the scheduler's start; use a larger --flight-recorder-size"
-            )
-        return None
+        return self.header.defect or None
 
 
 def frame(message: bytes) -> bytes:

@@ -1,21 +1,23 @@
 """Makes a recording's decisions again, without model, clock or network, and says whether they are the same.
 
-Knows the core and the recording. Where a recording holds hashes in place of tokens, each block's tokens are made up
-from its hash, so that beginnings are equal exactly where they were.
+Knows the core and the recording. Blocks go by the names under which the recorded core knew them, so tokens matter only
+to those who simulate; for them each block's tokens are made up from its name, so that beginnings are equal exactly
+where they were.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 from octavo.internal.v1 import recording_pb2 as pb
-from scheduler_svc.core.plan import Planned, StepResult
+from scheduler_svc import state
+from scheduler_svc.core.plan import StepResult
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.statistics import Statistics
+from scheduler_svc.core.step import UnansweredPlan
 from scheduler_svc.core.types import (
     CoreLimits,
     Event,
@@ -30,32 +32,44 @@ from scheduler_svc.recording import Recording, RecordingError, from_fields
 
 
 class Contents:
-    """The tokens of recorded sequences: their own, or made up from the hashes of their blocks."""
+    """What is known of recorded sequences' blocks: their names, and tokens made up from them."""
 
     def __init__(self, records: Iterable[pb.Record]) -> None:
-        self._contents = {
-            record.content.sequence_id: record.content for record in records if record.HasField("content")
+        self._contents: dict[int, list[pb.RecordedContent]] = {}
+        for record in records:
+            if record.HasField("content"):
+                self._contents.setdefault(record.content.sequence_id, []).append(record.content)
+
+    def block_names(self, sequence_id: int) -> dict[tuple[str, int], list[bytes]]:
+        """As Request.block_names."""
+        return {
+            (content.fingerprint, content.block_size): [name.to_bytes(8, "little") for name in content.block_hashes]
+            for content in self._contents.get(sequence_id, ())
         }
 
     def token_id(self, sequence_id: int, position: int) -> int:
         """The token at a position of a sequence, prompt included; below 2**32."""
-        content = self._contents.get(sequence_id)
+        content = self._longest(sequence_id)
         if content is None or position >= content.block_size * len(content.block_hashes):
             # In a block that never was full, or of which nothing is known: like no other.
             digest = blake2b(b"%d.%d" % (sequence_id, position), digest_size=4).digest()
             return int.from_bytes(digest, "little")
         block, offset = divmod(position, content.block_size)
-        # Two words hold a hash; in blocks of one token the first must do.
+        # Two words hold a name; in blocks of one token the first must do.
         return (content.block_hashes[block] >> (32 * offset)) & 0xFFFFFFFF if offset < 2 else 0
 
     def num_tokens(self, sequence_id: int) -> int:
         """Tokens in the full blocks of a sequence that are known; 0 of none."""
-        content = self._contents.get(sequence_id)
+        content = self._longest(sequence_id)
         return content.block_size * len(content.block_hashes) if content is not None else 0
 
     def tokens(self, sequence_id: int, begin: int, end: int) -> array[int]:
         """Tokens at positions begin ... end - 1."""
         return array("I", (self.token_id(sequence_id, position) for position in range(begin, end)))
+
+    def _longest(self, sequence_id: int) -> pb.RecordedContent | None:
+        contents = self._contents.get(sequence_id, ())
+        return max(contents, key=lambda content: content.block_size * len(content.block_hashes), default=None)
 
 
 @dataclass(frozen=True)
@@ -92,15 +106,7 @@ class Replayed:
 
 def limits_of(recording: Recording) -> CoreLimits:
     """The limits that the recorded core had. Raises RecordingError for ones that this version does not know."""
-    limits = from_fields(CoreLimits, recording.header.limits)
-    weights = {tenant_of(recording, name): weight for name, weight in limits.tenant_weights.items()}
-    return replace(limits, tenant_weights=weights)
-
-
-def tenant_of(recording: Recording, name: str) -> str:
-    """A tenant's name for the core: the salted hash, behind what keeps it in the order of the true names."""
-    rank = recording.header.tenant_ranks.get(name)
-    return name if rank is None else f"{rank:08}.{name}"
+    return from_fields(CoreLimits, recording.header.limits)
 
 
 def replay(recording: Recording) -> Replayed:
@@ -115,12 +121,9 @@ class _Replay:
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
-        self._core = Scheduler(limits_of(recording))
-        self._decisions = Decisions()
         self._contents = Contents(recording.records)
-        self._plans: dict[int, deque[tuple[Planned, list[int]]]] = {}
-        self._slots: dict[int, dict[int, int]] = {}
-        self._incarnations: dict[int, int] = {}
+        self._core = self._first_core()
+        self._decisions = Decisions(recording.header.decisions)
         self._out = Replayed()
 
     def run(self) -> Replayed:
@@ -139,6 +142,17 @@ class _Replay:
         out.statistics = self._core.statistics()
         return out
 
+    def _first_core(self) -> Scheduler:
+        """The core before the first record."""
+        header, limits = self._recording.header, limits_of(self._recording)
+        if not header.state:
+            return Scheduler(limits)
+        requests = {each.sequence_id: self._request(each) for each in header.requests}
+        try:
+            return state.read(header.state, limits, requests)
+        except ValueError as error:
+            raise RecordingError(f"the state that it begins with: {error}") from error
+
     def _apply(self, kind: str, record: pb.Record) -> None:
         core, now = self._core, record.now_ns
         match kind:
@@ -149,15 +163,13 @@ class _Replay:
             case "update":
                 self._take(self._update(record.update, now), now)
             case "attach":
-                spec = from_fields(ReplicaSpec, record.attach.fields)
-                self._incarnations[spec.replica_id] = spec.incarnation
-                self._take(core.attach(spec, now), now)
+                self._take(core.attach(from_fields(ReplicaSpec, record.attach.fields), now), now)
             case "detach":
-                self._plans.pop(record.detach, None)
-                self._slots.pop(record.detach, None)
                 self._take(core.detach(record.detach, now), now)
             case "drain":
                 self._take(core.drain(record.drain, now), now)
+            case "undrain":
+                self._take(core.undrain(record.undrain, now), now)
             case "plan":
                 self._plan(record.plan, now)
             case "complete":
@@ -172,12 +184,16 @@ class _Replay:
         times = SequenceTimes(now, num_prompt_tokens=recorded.num_prompt_tokens, tenant=recorded.tenant)
         self._out.sequences[recorded.sequence_id] = times
         try:
-            request = request_of(recorded, self._contents, {"tenant": tenant_of(self._recording, recorded.tenant)})
-            self._take(self._core.submit(request, now), now)
+            self._take(self._core.submit(self._request(recorded), now), now)
         except Refused as refused:
             times.was_refused = True
             times.ended_ns = now
             self._decisions.add_refusal(refused)
+
+    def _request(self, recorded: pb.RecordedRequest) -> Request:
+        num_tokens = recorded.num_prompt_tokens + recorded.num_prior_tokens
+        tokens = array("I", recorded.token_ids) or array("I", bytes(4 * num_tokens))
+        return replace(request_of(recorded, tokens), block_names=self._contents.block_names(recorded.sequence_id))
 
     def _update(self, update: pb.RecordedUpdate, now: int) -> list[Event]:
         return self._core.update(
@@ -191,25 +207,18 @@ class _Replay:
         planned = self._core.plan(replica_id, now)
         self._decisions.add_planned(replica_id, planned)
         self._note(planned.events, now)
-        if planned.plan is None:
-            return
-        slots = self._slots.setdefault(replica_id, {})
-        for admission in planned.plan.admissions:
-            slots[admission.slot] = admission.sequence_id
-        rows = [slots[slot] for slot in planned.plan.row_slots]
-        self._plans.setdefault(replica_id, deque()).append((planned, rows))
 
     def _complete(self, recorded: pb.RecordedResult, now: int) -> None:
-        replica_id = recorded.replica_id
-        planned, rows = self._plans[replica_id].popleft()
-        self._out.steps.append(_sample(planned, recorded.duration_ns))
+        replica = self._core.fleet.replica(recorded.replica_id)
+        plan = replica.rows.unanswered[0]
+        self._out.steps.append(_sample(plan, recorded.duration_ns))
         silent = set(recorded.silent_rows)
         num_sampled = [0 if row in silent else 1 for row in range(recorded.num_rows)]
         result = StepResult(
-            incarnation=self._incarnations[replica_id],
+            incarnation=replica.spec.incarnation,
             step=recorded.step,
             num_sampled=num_sampled,
-            token_ids=recorded.token_ids or self._sampled(rows, num_sampled),
+            token_ids=recorded.token_ids or [0] * sum(num_sampled),
             finishes={
                 row: FinishReason(reason)
                 for row, reason in zip(recorded.finished_rows, recorded.finish_reasons, strict=True)
@@ -218,21 +227,11 @@ class _Replay:
             duration_ns=recorded.duration_ns,
             copy_ns=recorded.copy_ns,
         )
-        for sequence_id, num in zip(rows, num_sampled, strict=True):
-            times = self._out.sequences[sequence_id]
-            if num and times.ended_ns is None:
+        for sequence, num in zip(plan.rows, num_sampled, strict=True):
+            times = self._out.sequences.get(sequence.sequence_id)
+            if num and times is not None and times.ended_ns is None:
                 times.note_token(now)
-        self._take(self._core.complete(replica_id, result, now), now)
-
-    def _sampled(self, rows: list[int], num_sampled: list[int]) -> array[int]:
-        tokens = array("I")
-        for sequence_id, num in zip(rows, num_sampled, strict=True):
-            if num:
-                sequence = self._core.sequences.get(sequence_id)
-                # One that has ended meanwhile has no tokens any more, and nobody looks at this one.
-                position = len(sequence.token_ids) if sequence is not None else 0
-                tokens.append(self._contents.token_id(sequence_id, position))
-        return tokens
+        self._take(self._core.complete(recorded.replica_id, result, now), now)
 
     def _take(self, events: Iterable[Event], now: int) -> None:
         events = list(events)
@@ -241,15 +240,14 @@ class _Replay:
 
     def _note(self, events: Iterable[Event], now: int) -> None:
         for event in events:
-            self._out.sequences[event.sequence_id].note_event(event, now)
+            times = self._out.sequences.get(event.sequence_id)
+            if times is not None:  # else it came before the first record, and its times are not known
+                times.note_event(event, now)
 
 
-def request_of(
-    recorded: pb.RecordedRequest, contents: Contents, overrides: Mapping[str, object] | None = None
-) -> Request:
-    """The request as the core takes it, with made-up tokens where there are no others; `overrides` are fields of it."""
-    num_prompt, num_prior = recorded.num_prompt_tokens, recorded.num_prior_tokens
-    tokens = array("I", recorded.token_ids) or contents.tokens(recorded.sequence_id, 0, num_prompt + num_prior)
+def request_of(recorded: pb.RecordedRequest, tokens: array[int]) -> Request:
+    """The request as the core takes it, with these tokens."""
+    num_prompt = recorded.num_prompt_tokens
     values: dict[str, object] = {
         "sequence_id": recorded.sequence_id,
         "model": recorded.model,
@@ -269,19 +267,16 @@ def request_of(
         "attempt": recorded.attempt,
         "crash_group_sizes": tuple(recorded.crash_group_sizes),
         "queue_events": recorded.queue_events,
-        **(overrides or {}),
     }
     return Request(**values)  # type: ignore[arg-type]  # one dict of many types
 
 
-def _sample(planned: Planned, duration_ns: int) -> StepSample:
-    plan = planned.plan
-    assert plan is not None, "only plans are answered"
+def _sample(plan: UnansweredPlan, duration_ns: int) -> StepSample:
     prefill = decode = kv = 0
-    for start, count in zip(plan.row_starts, plan.row_counts, strict=True):
+    for start, count in zip(plan.starts, plan.counts, strict=True):
         if count == 1:
             decode += 1
             kv += start
         else:
             prefill += count
-    return StepSample(prefill, decode, kv, len(plan.demote_host_ids) + len(plan.promote_host_ids), duration_ns)
+    return StepSample(prefill, decode, kv, plan.num_copies, duration_ns)

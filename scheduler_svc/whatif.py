@@ -6,6 +6,7 @@ cost model fitted to the recorded steps. Both sides of a comparison are simulate
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import ReplicaSpec
 from scheduler_svc.measures import SequenceTimes, Summary, summarize
 from scheduler_svc.recording import Recording, RecordingError, from_fields
-from scheduler_svc.replay import Contents, StepSample, request_of, tenant_of
+from scheduler_svc.replay import Contents, StepSample, request_of
 from scheduler_svc.simulation import Arrival, Simulation, Stay
 
 
@@ -46,7 +47,9 @@ def workload_of(recording: Recording, times: dict[int, SequenceTimes] | None) ->
         if not record.HasField("submit"):
             continue
         recorded = record.submit
-        request = request_of(recorded, contents, {"tenant": tenant_of(recording, recorded.tenant)})
+        num_tokens = recorded.num_prompt_tokens + recorded.num_prior_tokens
+        tokens = array("I", recorded.token_ids) or contents.tokens(recorded.sequence_id, 0, num_tokens)
+        request = request_of(recorded, tokens)
         known = times.get(recorded.sequence_id) if times is not None else None
         cancel_at_ns = cancels.get(recorded.sequence_id)
         if known is not None and known.ended_ns is not None and not known.was_cut and not known.was_refused:

@@ -104,7 +104,9 @@ def _parser() -> argparse.ArgumentParser:
     update.add_argument("--priority", type=int, metavar="N", help="Smaller is served first.")
     update.add_argument("--deadline", type=float, metavar="SECONDS", help="From now.")
     drain = command("drain", "Let a replica take no new sequences.", _drain)
-    drain.add_argument("replica", metavar="REPLICA", help="Its name, as `octavo ctl replicas` lists it.")
+    undrain = command("undrain", "Let a draining replica take sequences again.", _undrain)
+    for which in (drain, undrain):
+        which.add_argument("replica", metavar="REPLICA", help="Its name, as `octavo ctl replicas` lists it.")
     command("reset-prefix-cache", "Forget cached prefixes that no running sequence holds.", _reset)
     dump = command("dump", "Write the flight recorder's content to a file.", _dump)
     dump.add_argument("file", metavar="FILE", help="For `octavo replay`; - is the standard output.")
@@ -231,6 +233,12 @@ def _sequences(sequence_ids: Sequence[int]) -> str:
 def _drain(stub: Any, namespace: argparse.Namespace) -> int:
     response = stub.Drain(pb.DrainRequest(replica=namespace.replica), timeout=_TIMEOUT_S)
     print(f"{namespace.replica} takes no new sequences; {response.num_running} still run there")
+    return 0
+
+
+def _undrain(stub: Any, namespace: argparse.Namespace) -> int:
+    response = stub.Undrain(pb.UndrainRequest(replica=namespace.replica), timeout=_TIMEOUT_S)
+    print(f"{namespace.replica} takes sequences again; {response.num_running} run there")
     return 0
 
 

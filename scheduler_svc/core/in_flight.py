@@ -54,7 +54,8 @@ class InFlight:
         leader = self._leaders.get(digest)
         if leader is None:
             return None
-        return leader, self._num_common_blocks(sequence, leader, index + 1, num_usable)
+        num_most = min(num_usable, len(leader.token_ids) // self._kv.block_size)
+        return leader, self._num_common_blocks(sequence, leader, index + 1, num_most)
 
     def check(self, running: Iterable[Sequence]) -> bool:
         """Whether every leader runs and is listed by what it computes next."""
@@ -64,13 +65,15 @@ class InFlight:
             for digest, sequence in self._leaders.items()
         )
 
-    def _num_common_blocks(self, sequence: Sequence, leader: Sequence, num_known: int, num_usable: int) -> int:
-        """Full blocks with equal tokens; the first `num_known` have. Bisects, for equality of slices is cheap."""
-        size, ours, theirs = self._kv.block_size, sequence.token_ids, leader.token_ids
-        low, high = num_known, min(num_usable, len(theirs) // size)
+    def _num_common_blocks(self, sequence: Sequence, leader: Sequence, num_known: int, num_most: int) -> int:
+        """Full blocks with equal tokens; the first `num_known` have. A block's digest speaks for all before it."""
+        ours, theirs = self._kv.chain_of(sequence), self._kv.chain_of(leader)
+        ours.digest(sequence.token_ids, num_most - 1)
+        theirs.digest(leader.token_ids, num_most - 1)
+        low, high = num_known, num_most
         while low < high:
             middle = (low + high + 1) // 2
-            if ours[num_known * size : middle * size] == theirs[num_known * size : middle * size]:
+            if ours.digests[middle - 1] == theirs.digests[middle - 1]:
                 low = middle
             else:
                 high = middle - 1

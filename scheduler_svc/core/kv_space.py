@@ -203,7 +203,7 @@ class KvSpace:
         """Makes unfindable what the sequence computed itself, for its numbers are not to be trusted."""
         if sequence.chain is None:
             return
-        for digest in sequence.chain.digests[sequence.num_foreign_blocks or 0 :]:
+        for digest in self.chain_of(sequence).digests[sequence.num_foreign_blocks or 0 :]:
             block = self.cache.find(digest)
             if block is not None:
                 self._forget(block)
@@ -220,10 +220,14 @@ class KvSpace:
     def chain_of(self, sequence: Sequence) -> PrefixChain:
         """Hashes of its full blocks as this memory names them."""
         chain = sequence.chain
-        if chain is None or chain.fingerprint != self.fingerprint or chain.block_size != self.block_size:
+        while chain is not None and (chain.fingerprint != self.fingerprint or chain.block_size != self.block_size):
+            chain = chain.other
+        if chain is None:
             request = sequence.request
             names = (request.adapter, request.tenant, request.cache_salt)
-            chain = sequence.chain = PrefixChain(self.fingerprint, self.block_size, names)
+            known = (request.block_names or {}).get((self.fingerprint, self.block_size), ())
+            chain = PrefixChain(self.fingerprint, self.block_size, names, known)
+            chain.other, sequence.chain = sequence.chain, chain
         return chain
 
     def _forget(self, block: int) -> None:

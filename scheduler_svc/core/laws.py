@@ -73,7 +73,7 @@ def _check_prefix_cache(replica: Replica) -> None:
             detail = f"block {block} is number {index} of sequence {sequence.sequence_id}"
             _demand(full and sequence.chain is not None, "only full blocks are findable", detail)
             if sequence.chain is not None:
-                same = sequence.chain.digest(sequence.token_ids, index) == digest
+                same = kv.chain_of(sequence).digest(sequence.token_ids, index) == digest
                 _demand(same, "a findable block never changes", detail)
 
 
@@ -182,6 +182,9 @@ def _check_places(scheduler: Scheduler) -> None:
     _demand(set(running) <= set(scheduler.sequences.values()), "slots hold live ones", "")
     _demand(scheduler.room.num_waiting == len(waiting), "waiting is counted", f"{scheduler.room.num_waiting}")
     _demand(scheduler.admissions.placement.check(waiting), "promises are of waiting ones and add up", "")
+    _demand(
+        scheduler.room.group_places.check(), "places kept for groups add up", f"{scheduler.room.group_places.total}"
+    )
     num_tokens = sum(len(sequence.token_ids) for sequence in waiting)
     _demand(scheduler.room.num_tokens == num_tokens, "waiting tokens are counted", f"{scheduler.room.num_tokens}")
     kept = scheduler.ledger.history.check(set(scheduler.sequences))

@@ -29,7 +29,7 @@ class Ledger:
 
     def open(self, sequence: Sequence, now: int) -> None:
         """A new sequence is accepted and waits."""
-        self.room.reserve(sequence.request)
+        self.room.group_places.note_accepted(sequence.request)
         self.sequences[sequence.sequence_id] = sequence
         self.deadlines.note(sequence)
         self.enqueue(sequence, now)
@@ -40,7 +40,7 @@ class Ledger:
         """A sequence has ended."""
         self.charge(sequence)
         self.room.dissolve(sequence)
-        self.room.end_reservation(sequence.request)
+        self.room.group_places.note_ended(sequence.request)
         del self.sequences[sequence.sequence_id]
         self._told.pop(sequence, None)
         self.note(sequence, Decision(now, how, ""))

@@ -19,13 +19,16 @@ _MAX_CHANGES = 4
 
 
 @dataclass(slots=True)
-class _Promise:
+class Promise:
+    """Where a sequence is to go."""
+
     replica: Replica
     num_tokens: int
     """Tokens that it will compute there."""
     num_cached: int
     """Tokens that it has there."""
     num_changes: int
+    """How often it went elsewhere before."""
 
 
 class Placement:
@@ -34,7 +37,7 @@ class Placement:
     __slots__ = ("_num_rows", "_num_tokens", "_promises")
 
     def __init__(self) -> None:
-        self._promises: dict[Sequence, _Promise] = {}
+        self._promises: dict[Sequence, Promise] = {}
         self._num_tokens: dict[int, int] = {}  # replica id -> tokens promised to it
         self._num_rows: dict[int, int] = {}
 
@@ -66,7 +69,7 @@ class Placement:
         if best is None:
             return False
         num_changes += before not in (None, best[0])
-        self._promise(sequence, _Promise(best[0], num_known - best[1] + 1, best[1], num_changes))
+        self._promise(sequence, Promise(best[0], num_known - best[1] + 1, best[1], num_changes))
         return True
 
     def _is_better_off(self, sequence: Sequence, num_blocks: int, replica: Replica) -> bool:
@@ -121,7 +124,7 @@ class Placement:
         num_rows = len(replica.rows.running) + self._num_rows.get(replica.spec.replica_id, 0)
         return num_rows < replica.max_running and not replica.is_draining
 
-    def _promise(self, sequence: Sequence, promise: _Promise) -> None:
+    def _promise(self, sequence: Sequence, promise: Promise) -> None:
         replica_id = promise.replica.spec.replica_id
         self._promises[sequence] = promise
         self._num_tokens[replica_id] = self._num_tokens.get(replica_id, 0) + promise.num_tokens

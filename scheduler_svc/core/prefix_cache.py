@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterable, KeysView
+from collections.abc import Iterable, KeysView, Sequence
 from hashlib import blake2b
 
 _DIGEST_BYTES = 32
@@ -29,14 +29,18 @@ def root_digest(*names: str) -> bytes:
 class PrefixChain:
     """Hashes of one sequence's full blocks, made when first asked for and never twice."""
 
-    __slots__ = ("block_size", "digests", "fingerprint", "root")
+    __slots__ = ("block_size", "digests", "fingerprint", "known", "other", "root")
 
-    def __init__(self, fingerprint: str, block_size: int, names: Iterable[str]) -> None:
+    def __init__(self, fingerprint: str, block_size: int, names: Iterable[str], known: Sequence[bytes] = ()) -> None:
+        """`known`: digests of the first blocks, where they are known and the tokens are not."""
         self.fingerprint = fingerprint
         self.block_size = block_size
         self.root = root_digest(fingerprint, str(block_size), *names)
+        self.known = known
         self.digests: list[bytes] = []
         """Those made so far, by block."""
+        self.other: PrefixChain | None = None
+        """The same sequence's for replicas of another kind (KV space)."""
 
     def digest(self, token_ids: array[int], index: int) -> bytes:
         """Digest of block `index`, which must be full. `token_ids` are the sequence's; known ones never change."""
@@ -47,6 +51,8 @@ class PrefixChain:
     def extend(self, token_ids: array[int], num_blocks: int) -> None:
         """Makes the digests of so many blocks. Raises IndexError, naming the block, if one of them is not full."""
         digests, size = self.digests, self.block_size
+        if len(digests) < len(self.known):
+            digests.extend(self.known[len(digests) : num_blocks])
         first = len(digests)
         if num_blocks * size > len(token_ids):
             block = max(first, len(token_ids) // size)

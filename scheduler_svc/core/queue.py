@@ -66,13 +66,16 @@ class FairQueue:
     The counters are those of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024), with input and
     output tokens counted alike: service adds tokens / weight, and a tenant that begins to wait is lifted to the least
     counter among those that wait, so that nobody saves up turns by not asking. While two tenants wait, their counters
-    differ by no more than one of them can be charged for what it has running.
+    differ by no more than one of them can be charged for what it has running. Of tenants with equal counters the one
+    that has stood there longest goes first, so that ties rotate.
     """
 
     __slots__ = (
         "_by_served",
         "_level",
+        "_next_turn",
         "_num_waiting",
+        "_places",
         "_queues",
         "_served",
         "_sweep_at",
@@ -86,7 +89,9 @@ class FairQueue:
         self._queues: dict[str, WaitingQueue] = {}  # those that are not empty
         self._served: dict[str, float] = {}
         self._tokens: dict[str, int] = {}
-        self._by_served: list[tuple[float, str]] = []  # of the tenants that wait, ascending
+        self._places: dict[str, tuple[float, int, str]] = {}  # tenant -> (counter, turn, tenant), of those that wait
+        self._by_served: list[tuple[float, int, str]] = []  # the same, ascending
+        self._next_turn = 0
         self._level = 0.0  # counter of the tenant that stopped waiting last
         self._sweep_at = 64  # tenants kept count of at which those are forgotten for whom it makes no difference
         self._num_waiting = 0
@@ -104,20 +109,22 @@ class FairQueue:
 
     def __iter__(self) -> Iterator[Sequence]:
         """Best first, each turn counted as if it were served for the tokens known now."""
-        turns: list[tuple[float, str, int]] = []
+        turns: list[tuple[float, int, str, int]] = []
         others = iter(self._by_served)
         following = next(others, None)
         while turns or following is not None:
-            if following is not None and (not turns or following <= turns[0][:2]):
+            if following is not None and (not turns or following <= turns[0][:3]):
                 heappush(turns, (*following, 0))
                 following = next(others, None)
                 continue
-            served, tenant, index = heappop(turns)
+            served, turn, tenant, index = heappop(turns)
             queue = self._queues[tenant]
             sequence = queue[index]
             yield sequence
             if index + 1 < len(queue):
-                heappush(turns, (served + len(sequence.token_ids) / self._weight(tenant), tenant, index + 1))
+                # Its next turn is behind those that stand at the same counter already.
+                after = served + len(sequence.token_ids) / self._weight(tenant)
+                heappush(turns, (after, self._next_turn + turn, tenant, index + 1))
 
     def position(self, sequence: Sequence) -> int:
         """Sequences that go before it if all are alike: as many turns of each other tenant as it takes, by weight."""
@@ -137,7 +144,7 @@ class FairQueue:
             queue = self._queues[tenant] = WaitingQueue()
             floor = self._by_served[0][0] if self._by_served else self._level
             self._served[tenant] = max(self._served.get(tenant, 0.0), floor)
-            insort(self._by_served, (self._served[tenant], tenant))
+            self._take_place(tenant)
         queue.add(sequence)
         self._num_waiting += 1
         self.num_changes += 1
@@ -151,7 +158,7 @@ class FairQueue:
         queue.remove(sequence)
         if not queue:
             del self._queues[tenant]
-            self._by_served.remove((self._served[tenant], tenant))
+            self._leave_place(tenant)
             self._level = self._served[tenant]
         self._num_waiting -= 1
         self.num_changes += 1
@@ -160,12 +167,11 @@ class FairQueue:
         """The tenant was served so many tokens."""
         if num_tokens <= 0:
             return
-        before = self._served.get(tenant, 0.0)
-        served = self._served[tenant] = before + num_tokens / self._weight(tenant)
+        self._served[tenant] = self._served.get(tenant, 0.0) + num_tokens / self._weight(tenant)
         self._tokens[tenant] = self._tokens.get(tenant, 0) + num_tokens
         if tenant in self._queues:
-            del self._by_served[bisect_left(self._by_served, (before, tenant))]
-            insort(self._by_served, (served, tenant))
+            self._leave_place(tenant)
+            self._take_place(tenant)
             self.num_changes += 1
         elif len(self._served) > self._sweep_at:
             self._forget_lifted()
@@ -173,6 +179,14 @@ class FairQueue:
     def served(self) -> Mapping[str, int]:
         """Tokens that each tenant was charged for, of those that are kept count of."""
         return self._tokens
+
+    def _take_place(self, tenant: str) -> None:
+        place = self._places[tenant] = (self._served[tenant], self._next_turn, tenant)
+        self._next_turn += 1
+        insort(self._by_served, place)
+
+    def _leave_place(self, tenant: str) -> None:
+        del self._by_served[bisect_left(self._by_served, self._places.pop(tenant))]
 
     def _forget_lifted(self) -> None:
         """Forgets who waits for nothing and would be lifted to the present level anyway."""

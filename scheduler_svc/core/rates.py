@@ -10,7 +10,7 @@ _KEEP = 0.9
 """Weight of a step relative to the next of its kind."""
 
 
-class _Mean:
+class MeanStep:
     """A mean in which each value weighs a little less than the one after it."""
 
     __slots__ = ("_weight", "ns", "tokens")
@@ -30,8 +30,8 @@ class StepRates:
     __slots__ = ("_decode", "_prefill", "copy_ns")
 
     def __init__(self) -> None:
-        self._decode = _Mean()
-        self._prefill = _Mean()
+        self._decode = MeanStep()
+        self._prefill = MeanStep()
         self.copy_ns: float | None = None
         """Time that the copy of one block between the tiers takes."""
 

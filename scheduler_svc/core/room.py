@@ -6,6 +6,7 @@ leader has computed what they share, or leaves; it counts as waiting.
 
 from __future__ import annotations
 
+from scheduler_svc.core.group_places import GroupPlaces
 from scheduler_svc.core.limits import CoreLimits, SchedulingPolicy
 from scheduler_svc.core.pace import Pace
 from scheduler_svc.core.queue import AnyQueue, FairQueue, WaitingQueue
@@ -25,8 +26,7 @@ class WaitingRoom:
         """Leader -> followers, with the number of full blocks of the leader that each waits for."""
         self.leaders: dict[Sequence, Sequence] = {}
         """Follower -> its leader."""
-        self._reserved: dict[tuple[int, str], int] = {}  # group -> members that have a place but did not come yet
-        self._num_reserved = 0
+        self.group_places = GroupPlaces()
         self.tenants: dict[str, list[int]] = {}
         """Tenant -> sequences and known tokens that wait; absent if none."""
         self.num_waiting = 0
@@ -71,14 +71,17 @@ class WaitingRoom:
 
     def check(self, request: Request, now: int) -> None:
         """Raises Refused if a first attempt finds no room for itself and the rest of its group."""
-        if request.attempt > 1 or _group(request) in self._reserved:
+        if request.attempt > 1 or self.group_places.has_for(request):
             return
         limits, tenant = self._limits, request.tenant
+        kept, kept_own = self.group_places.total, self.group_places.of_tenant(tenant)
+        num_waiting, num_tokens = self.num_waiting + kept.num_sequences, self.num_tokens + kept.num_tokens
         num_own, num_own_tokens = self.tenants.get(tenant, (0, 0))
+        num_own, num_own_tokens = num_own + kept_own.num_sequences, num_own_tokens + kept_own.num_tokens
         whose = f" of tenant {tenant!r}"
-        self._check_count(request, "", self.num_waiting + self._num_reserved, limits.max_waiting, now)
+        self._check_count(request, "", num_waiting, limits.max_waiting, now)
         self._check_count(request, whose, num_own, limits.max_waiting_per_tenant, now)
-        self._check_tokens(request, "", self.num_tokens, limits.max_waiting_tokens, now)
+        self._check_tokens(request, "", num_tokens, limits.max_waiting_tokens, now)
         self._check_tokens(request, whose, num_own_tokens, limits.max_waiting_tokens_per_tenant, now)
 
     def _check_count(self, request: Request, whose: str, num_waiting: int, limit: int | None, now: int) -> None:
@@ -95,28 +98,6 @@ class WaitingRoom:
             num_over = min(num_tokens, num_tokens + num_more - limit)
             retry_after_ns = self.pace(request.model).retry_after_ns(0, num_over, now)
             raise _queue_full(f"waiting tokens{whose}", value, limit, retry_after_ns)
-
-    def is_expected(self, request: Request) -> bool:
-        """Whether a place is kept for it, since the first of its group was accepted on behalf of all."""
-        return request.attempt == 1 and _group(request) in self._reserved
-
-    def reserve(self, request: Request) -> None:
-        """Takes note that a member of a group came, the first one on behalf of all."""
-        if request.group_size == 1 or request.attempt > 1:
-            return
-        group = _group(request)
-        num_left = self._reserved.pop(group, None)
-        if num_left is None:
-            num_left = request.group_size
-        else:
-            self._num_reserved -= num_left
-        if num_left > 1:
-            self._reserved[group] = num_left - 1
-            self._num_reserved += num_left - 1
-
-    def end_reservation(self, request: Request) -> None:
-        """Takes note that a member of a group ended: no place is kept for those that did not come."""
-        self._num_reserved -= self._reserved.pop(_group(request), 0)
 
     # Coming and going --------------------------------------------------------------------------------------------
 
@@ -181,7 +162,3 @@ class WaitingRoom:
 def _queue_full(field: str, value: str, limit: int | None, retry_after_ns: int) -> Refused:
     remedy = f"try again in {retry_after_ns / 1e9:.3g} s"
     return Refused(RefusalReason.QUEUE_FULL, field, value, limit, remedy, retry_after_ns)
-
-
-def _group(request: Request) -> tuple[int, str]:
-    return (request.router_id, request.group_id)

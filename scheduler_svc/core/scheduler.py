@@ -9,7 +9,6 @@ time in nanoseconds and must not run backwards. A call that raises changed nothi
 from __future__ import annotations
 
 from collections import Counter
-from itertools import count
 
 from scheduler_svc.core.admission import Admissions
 from scheduler_svc.core.advice import Advisor
@@ -60,7 +59,7 @@ class Scheduler:
         self._advisor = Advisor()
         self._num_refused: Counter[str] = Counter()
         self._num_expired = 0
-        self._tickets = count()
+        self._next_ticket = 0
 
     # Sequences ---------------------------------------------------------------------------------------------------
 
@@ -86,8 +85,9 @@ class Scheduler:
         if num_tokens >= longest.max_model_len or num_tokens > longest.num_cache_tokens:
             return [Finished(request.sequence_id, len(request.prior_token_ids), FinishReason.LENGTH)]
         self.room.check(request, now)
-        sequence = new_sequence(request, now, next(self._tickets), self.order)
-        if request.deadline_ns is not None and not self.room.is_expected(request):
+        sequence = new_sequence(request, now, self._next_ticket, self.order)
+        self._next_ticket += 1
+        if request.deadline_ns is not None and not self.room.group_places.has_for(request):
             self.fleet.check_deadline(sequence, self.room, now)
         self.ledger.open(sequence, now)
         return [self.ledger.place(sequence, now)] if request.queue_events else []
@@ -156,6 +156,12 @@ class Scheduler:
         self.admissions.placement.forget_replica(replica_id)
         for sequence in replica.rows.running:
             self.room.dissolve(sequence)
+        return []
+
+    def undrain(self, replica_id: int, now: int) -> list[Event]:
+        """The replica takes sequences again; call `plan` for it. Raises IllegalTransition if the id is not attached."""
+        del now
+        self.fleet.replica(replica_id).is_draining = False
         return []
 
     # Steps -------------------------------------------------------------------------------------------------------

@@ -129,7 +129,7 @@ class Sequence:
         self.num_foreign_blocks: int | None = None
         """Cached blocks that it found at first; all others of its prefix it computed itself (KV space)."""
         self.chain: PrefixChain | None = None
-        """Hashes of its full blocks (KV space)."""
+        """Hashes of its full blocks, for the kind of replica that asked last for the first time (KV space)."""
         self.in_flight_digest: bytes | None = None
         """Digest of the block it computes next, under which followers find it (in flight)."""
 

@@ -216,6 +216,11 @@ class House:
                 stream.num_ends = 1  # over for the client, too
                 stream.outcome = Ended(stream.request.sequence_id, EndReason.DEADLINE)
 
+    def undrain_replica(self, replica_id: int) -> None:
+        """An operator lets it serve again."""
+        self._take(self.scheduler.undrain(replica_id, self.now))
+        self._check()
+
     # Below the core --------------------------------------------------------------------------------------------
 
     def attach(self, replica: ReplicaSpec) -> SimulatedReplica:

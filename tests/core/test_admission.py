@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from scheduler_svc.core.plan import Limit
@@ -138,6 +140,20 @@ def test_a_group_is_accepted_or_refused_as_one() -> None:
     house.cancel(first)
     house.submit([9])  # a group that lost a member keeps no places
     assert refusal(house, [1], group_id="h", group_size=2).reason is RefusalReason.QUEUE_FULL
+
+
+def test_places_of_a_group_count_for_its_tenant_and_in_tokens() -> None:
+    house = House(CoreLimits(max_waiting_per_tenant=3, max_waiting_tokens=20))
+    house.attach(spec())
+    members: dict[str, Any] = {"group_id": "g", "group_size": 3, "tenant": "a"}
+    house.submit([1, 2, 3, 4, 5], **members)
+    assert "tenant 'a'" in str(refusal(house, [9], tenant="a"))
+    assert "waiting tokens" in str(refusal(house, [9] * 6, tenant="b"))
+    house.submit([9] * 5, tenant="b")
+    second = house.submit([1, 2, 3, 4, 5], **members)
+    house.cancel(second)  # nobody is to come any more
+    house.submit([9] * 5, tenant="b")
+    house.submit([9], tenant="a")
 
 
 def test_order_is_priority_then_age_then_submission() -> None:

@@ -104,3 +104,16 @@ def test_tenants_without_work_or_debt_are_forgotten() -> None:
         queue.charge(f"tenant-{number}", 1)
         queue.charge("steady", 2)
     assert len(queue.served()) < 200
+
+
+def test_ties_rotate_whatever_the_names() -> None:
+    queue = FairQueue({})
+    for number, tenant in enumerate("zyx" * 4):
+        queue.add(_sequence(number, tenant))
+    order = []
+    for _ in range(9):
+        first = queue[0]
+        order.append(first.request.tenant)
+        queue.remove(first)
+        queue.charge(first.request.tenant, 10)
+    assert "".join(order) == "zyx" * 3

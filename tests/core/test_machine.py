@@ -38,7 +38,7 @@ class CoreMachine(RuleBasedStateMachine):
         max_overtakes=st.integers(0, 3),
         num_host_blocks=st.sampled_from([0, 2, 8, 40]),
         policy=st.sampled_from(SchedulingPolicy),
-        mode=st.sampled_from([PreemptionMode.AUTO, PreemptionMode.RECOMPUTE]),
+        mode=st.sampled_from(PreemptionMode),
         cap=st.sampled_from([None, 3]),
     )
     def set_up(
@@ -61,7 +61,7 @@ class CoreMachine(RuleBasedStateMachine):
             max_waiting=12,
             policy=policy,
             aging_ns=20_000,
-            preemption_mode=mode,
+            preemption_mode=mode if caching or mode is not PreemptionMode.SWAP else PreemptionMode.AUTO,
             tenant_weights={"t": 3.0},
             max_prefill_tokens=cap,
         )
@@ -117,6 +117,11 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def drain_one(self, data: st.DataObject) -> None:
         self.house.drain_replica(data.draw(st.sampled_from(sorted(self.house.replicas))))
+
+    @precondition(lambda self: self.house.replicas)
+    @rule(data=st.data())
+    def undrain_one(self, data: st.DataObject) -> None:
+        self.house.undrain_replica(data.draw(st.sampled_from(sorted(self.house.replicas))))
 
     @precondition(lambda self: len(self.house.replicas) < 2)
     @rule()

@@ -80,12 +80,13 @@ def recorded(
     limits: CoreLimits | None = None,
     stays: list[Stay] = STAYS,
     *,
+    num: int = 60,
     max_bytes: int = 1 << 24,
     record_tokens: bool = False,
 ) -> tuple[bytes, Run, Recorder]:
     core = Scheduler(limits or CoreLimits(max_waiting=20))
     recorder = Recorder(core, salt=SALT, max_bytes=max_bytes, record_tokens=record_tokens)
-    run = Simulation(recorder, COSTS, token_of).run(workload(seed), stays)
+    run = Simulation(recorder, COSTS, token_of).run(workload(seed, num), stays)
     return b"".join(recorder.dump(run.end_ns)), run, recorder
 
 
@@ -189,23 +190,75 @@ def test_the_first_decision_that_differs_is_named() -> None:
     assert changed.index < index
 
 
-def test_a_full_ring_forgets_the_oldest_and_says_that_it_cannot_be_replayed() -> None:
-    whole, _, _ = recorded(8)
-    data, _, _ = recorded(8, max_bytes=20_000)
-    found = read(data)
-    assert len(data) < 20_000 < len(whole)
-    assert found.records == read(whole).records[-len(found.records) :]
-    assert found.header.decisions == read(whole).records[-len(found.records) - 1].decisions
-    with pytest.raises(RecordingError, match=rf"the first {found.header.num_dropped_records} records are not in"):
+@pytest.mark.parametrize(("seed", "policy"), list(enumerate(SchedulingPolicy)))
+def test_a_ring_that_forgot_its_beginning_replays_from_the_state_after_it(seed: int, policy: SchedulingPolicy) -> None:
+    limits = CoreLimits(max_waiting=20, policy=policy, tenant_weights={"alice": 2.0})
+    whole, _, _ = recorded(seed, limits, num=240)
+    data, _, recorder = recorded(seed, limits, num=240, max_bytes=300_000)
+    found, complete = read(data), read(whole)
+    assert found.header.num_dropped_records > 500
+    assert len(found.header.requests) > 3
+    assert found.records == complete.records[-len(found.records) :]
+    assert found.header.decisions == complete.records[-len(found.records) - 1].decisions
+    again = replay(found)
+    assert again.difference is None
+    assert again.num_records > 300
+    ours, theirs = again.statistics, recorder.statistics()
+    assert ours.replicas == theirs.replicas
+    assert sorted(each.num_served_tokens for each in ours.tenants.values()) == sorted(
+        each.num_served_tokens for each in theirs.tenants.values()
+    )
+    found.records[-1].decisions ^= 1
+    found.records[len(found.records) // 2].decisions ^= 1
+    assert replay(found).difference is not None
+
+
+def test_a_dump_at_any_moment_replays() -> None:
+    """The ring forgets again and again while dumps are written."""
+    recorder = Recorder(Scheduler(CoreLimits(max_waiting=20)), salt=SALT, max_bytes=300_000)
+    simulation = Simulation(recorder, COSTS, token_of)
+    dumps: list[bytes] = []
+    for index in range(12):
+        simulation._at((1000 + index * 250) * MS, lambda now: dumps.append(b"".join(recorder.dump(now))))
+    simulation.run(workload(2, num=240), STAYS)
+    found = [read(data) for data in dumps]
+    assert [replay(each).difference for each in found] == [None] * 12
+    assert len({each.header.num_dropped_records for each in found}) > 1
+
+
+def test_nothing_of_prompts_tenants_and_salts_is_in_a_state() -> None:
+    limits = CoreLimits(max_waiting=20, policy=SchedulingPolicy.FAIR, tenant_weights={"alice": 2.0})
+    data, _, _ = recorded(5, limits, num=240, max_bytes=300_000)
+    state = read(data).header.state
+    assert len(state) > 10_000
+    for secret in ("alice", "bob", "salted", str(SECRET), "g-"):
+        assert secret not in state
+    for token_id in SYSTEM_PROMPTS[0]:
+        assert str(token_id) not in state
+
+
+def test_a_ring_too_small_for_the_state_says_so() -> None:
+    found = read(recorded(8, max_bytes=20_000)[0])
+    assert found.header.num_dropped_records > 0
+    with pytest.raises(RecordingError, match=r"state of about \d+ bytes takes more than half.*--flight-recorder-size"):
         replay(found)
 
 
-def test_blocks_of_two_sizes_for_one_model_need_token_ids() -> None:
-    stays = [Stay(spec(1)), Stay(spec(2, block_size=8), 100 * MS)]
-    data, _, _ = recorded(9, stays=stays)
-    with pytest.raises(RecordingError, match=r"blocks of 4 and of 8 tokens.*--record-tokens"):
-        replay(read(data))
-    assert replay(read(recorded(9, stays=stays, record_tokens=True)[0])).difference is None
+def test_a_state_of_another_version_is_refused() -> None:
+    found = read(recorded(8, num=240, max_bytes=300_000)[0])
+    original = found.header.state
+    for old, new in (("Scheduler", "Sequence"), ('"enum"', '"mood"'), ('"State"', '"Mood"'), ('"slot"', '"place"')):
+        found.header.state = original.replace(old, new)
+        assert found.header.state != original
+        with pytest.raises(RecordingError, match="the state that it begins with"):
+            replay(found)
+
+
+def test_replicas_of_two_block_sizes_for_one_model_replay_too() -> None:
+    stays = [Stay(spec(1)), Stay(spec(2, block_size=8), 100 * MS), Stay(spec(3, fingerprint="g"), 150 * MS)]
+    for max_bytes in (1 << 24, 300_000):
+        found = read(recorded(9, stays=stays, num=240, max_bytes=max_bytes)[0])
+        assert replay(found).difference is None
 
 
 @pytest.mark.parametrize(
@@ -243,11 +296,12 @@ def test_made_up_tokens_are_equal_exactly_where_beginnings_are() -> None:
     prompts = [
         [1, 2, 3, 4, 5, 6, 7, 8, 9],
         [1, 2, 3, 4, 5, 6, 7, 8, 1],
-        [1, 2, 3, 4, 9, 6, 7, 8],
-        [9, 2, 3, 4, 5, 6, 7, 8],
+        [1, 2, 3, 4, 9, 6, 7, 8, 7],
+        [9, 2, 3, 4, 5, 6, 7, 8, 7],
     ]
     for sequence_id, prompt in enumerate(prompts, 1):
         recorder.submit(Request(sequence_id, "m", prompt, 5), 0)
+    recorder.plan(1, 0)
     contents = Contents(read(b"".join(recorder.dump(1))).records)
     blocks = [[contents.tokens(each, 0, 4), contents.tokens(each, 4, 8)] for each in (1, 2, 3, 4)]
     assert blocks[0] == blocks[1]
