@@ -152,6 +152,12 @@ class FrontDoor:
             return build_prompts(request, text, vocab_size=info.vocab_size, max_model_len=info.max_model_len)
 
         prompts = await self.in_thread(build)
+        if not info.end_token_ids:
+            for grammar_spec in (built.grammar for built in prompts if built.grammar is not None):
+                raise InvalidRequest(
+                    grammar_spec.field,
+                    f"{grammar_spec.field}: the model has no end token, so nothing could end the answer",
+                )
         grammars = [None if built.grammar is None else await self._grammars.check(built.grammar) for built in prompts]
         limits = ModelLimits(info.vocab_size, info.max_model_len, served.max_cached_tokens or None)
         drawn_seed = self._seeds.getrandbits(63)
