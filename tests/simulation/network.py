@@ -74,6 +74,9 @@ class CallContext:
     def peer(self) -> str:
         return "ipv4:127.0.0.1:50000"
 
+    def invocation_metadata(self) -> Sequence[tuple[str, str]]:
+        return ()
+
     async def abort(
         self, code: grpc.StatusCode, details: str = "", trailing_metadata: Sequence[tuple[str, Any]] = ()
     ) -> Never:

@@ -185,7 +185,8 @@ class SimulatedRouter:
 
     # What drivers ask of the scheduler client and of the inlet.
 
-    def generate(self, request: pb.GenerateRequest) -> GenerateCall:
+    def generate(self, request: pb.GenerateRequest, traceparent: str = "") -> GenerateCall:
+        del traceparent
         self._network.trace.note(f"{self.name} calls for {request.stream_key}.{request.attempt}")
         self._clients[request.stream_key].attempt = request.attempt
         return self._scheduler.generate(self.name, request)

@@ -36,6 +36,8 @@ class Misfortune(enum.Enum):
     SCHEDULER_DIES = "the scheduler dies and comes back"
     CLIENT_LEAVES = "a client goes away"
     CACHE_RESET = "an operator resets the prefix cache"
+    DRAIN = "an operator drains a replica and lets it serve again"
+    UPDATE = "an operator changes a request's priority"
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,8 @@ class Scenario:
     """Time between two misfortunes."""
     storm_s: float
     """Until then requests arrive and misfortunes happen; then all must come to an end."""
+    recorder_bytes: int
+    """Size of the flight recorder's ring."""
     refusal: float
     """Probability that a router does not take a step's tokens from a worker."""
 
@@ -70,16 +74,18 @@ def draw(seed: int) -> Scenario:
     rng = random.Random(f"scenario {seed}")
     is_poisoned = rng.random() < 0.1
     spec = _draw_spec(rng, is_poisoned)
+    modes = tuple(PreemptionMode)
+    has_caching = rng.random() < 0.8
     limits = CoreLimits(
         max_waiting=rng.choice((5, 2048, 2048, 2048)),
         max_num_seqs=rng.choice((None, None, 1, 3)),
         max_num_batched_tokens=rng.choice((None, None, 4, 17)),
-        enable_prefix_caching=rng.random() < 0.8,
+        enable_prefix_caching=has_caching,
         max_unanswered_plans=rng.choice((1, 2, 2, 2, 3)),
         progress_tokens=rng.choice((1, 4, 32)),
         max_overtakes=rng.choice((0, 2, 64)),
         policy=rng.choice(tuple(SchedulingPolicy)),
-        preemption_mode=rng.choice((PreemptionMode.AUTO, PreemptionMode.RECOMPUTE)),
+        preemption_mode=rng.choice(modes if has_caching else (PreemptionMode.AUTO, PreemptionMode.RECOMPUTE)),
         target_inter_token_ns=rng.choice((None, 20_000_000)),
         max_prefill_tokens=rng.choice((None, None, 5)),
     )
@@ -103,6 +109,7 @@ def draw(seed: int) -> Scenario:
         misfortunes=tuple(rng.sample(kinds, rng.randint(0, 4))),
         mean_calm_s=rng.choice((0.02, 0.1, 0.5)),
         storm_s=rng.choice((0.5, 2.0, 5.0)),
+        recorder_bytes=rng.choice((100_000, 200_000, 10_000_000)),
         refusal=rng.choice((0.0, 0.0, 0.0, 0.02)),
     )
 
@@ -122,6 +129,8 @@ def _draw_spec(rng: random.Random, is_poisoned: bool) -> ReplicaSpec:
         max_model_len=max_model_len,
         block_size=block_size,
         num_device_blocks=num_blocks,
+        # From no host tier to one that holds all that was ever evicted.
+        num_host_blocks=rng.choice((0, 2, num_blocks, 20 * num_blocks)),
         # Suspects of a crash are told apart only where they ran alone.
         num_slots=1 if is_poisoned else rng.choice((2, 4, 8)),
         max_step_tokens=rng.choice((8, 16, 64)),

@@ -6,6 +6,7 @@ Knows how the process is put together and how calls find it. After every transit
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 from octavo.internal.v1 import scheduler_pb2 as pb
@@ -14,6 +15,10 @@ from scheduler_svc.core.plan import Planned, StepResult
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import CoreLimits, Event, ReplicaSpec, Request, Ticked
 from scheduler_svc.engine import Engine
+from scheduler_svc.operators import Operators, Unknown
+from scheduler_svc.recorder import Recorder
+from scheduler_svc.recording import read
+from scheduler_svc.replay import replay
 from scheduler_svc.service import SchedulerService
 from tests.simulation.network import Call, Handler, Network
 
@@ -36,6 +41,17 @@ class CheckedScheduler(Scheduler):
     def complete(self, replica_id: int, result: StepResult, now: int) -> list[Event]:
         return self._checked(super().complete(replica_id, result, now))
 
+    def update(
+        self, sequence_id: int, now: int, *, priority: int | None = None, deadline_ns: int | None = None
+    ) -> list[Event]:
+        return self._checked(super().update(sequence_id, now, priority=priority, deadline_ns=deadline_ns))
+
+    def drain(self, replica_id: int, now: int) -> list[Event]:
+        return self._checked(super().drain(replica_id, now))
+
+    def undrain(self, replica_id: int, now: int) -> list[Event]:
+        return self._checked(super().undrain(replica_id, now))
+
     def plan(self, replica_id: int, now: int) -> Planned:
         planned = super().plan(replica_id, now)
         laws.check(self)
@@ -54,26 +70,38 @@ class CheckedScheduler(Scheduler):
 class SimulatedScheduler:
     """A scheduler process, up or down. Use it in a running loop."""
 
-    def __init__(self, network: Network, limits: CoreLimits) -> None:
-        self._network, self._limits = network, limits
+    def __init__(self, network: Network, limits: CoreLimits, recorder_bytes: int) -> None:
+        self._network, self._limits, self._recorder_bytes = network, limits, recorder_bytes
         self._ticker: asyncio.Task[None] | None = None
         self.core: CheckedScheduler | None = None
         """None while it is down."""
         self.num_starts = 0
+        self.num_replayed_states = 0
+        """Recordings that began with a state of the core and replayed identically."""
 
     def start(self) -> None:
         """A new process, which knows nothing."""
         self.num_starts += 1
         self.core = CheckedScheduler(self._limits)
+        self.recorder = Recorder(self.core, salt=b"sixteen bytes...", max_bytes=self._recorder_bytes)
         loop = self._network.loop
         first_router_id = self._network.rng.getrandbits(48)
-        self._engine = Engine(self.core, lambda: int(loop.time() * 1e9), first_router_id=first_router_id)
+        self._engine = Engine(self.recorder, lambda: int(loop.time() * 1e9), first_router_id=first_router_id)
         self._service = SchedulerService(self._engine, ())
         self._ticker = loop.create_task(self._tick())
         self._network.trace.note("the scheduler starts")
 
+    def check_recording(self) -> None:
+        """What was recorded of this process must replay identically, also where the ring forgot the beginning."""
+        recording = read(b"".join(self.recorder.dump(int(self._network.loop.time() * 1e9))))
+        if recording.exact_defect is None:
+            difference = replay(recording).difference
+            assert difference is None, f"the replay decides otherwise: {difference}"
+            self.num_replayed_states += bool(recording.header.state)
+
     def crash(self) -> None:
         """Its state is gone; its connections break."""
+        self.check_recording()
         self._network.trace.note("the scheduler dies")
         self.core = None
         if self._ticker is not None:
@@ -86,6 +114,26 @@ class SimulatedScheduler:
         if self.core is not None:
             self._engine.reset_prefix_cache()
             laws.check(self.core)
+
+    def drain(self, name: str) -> None:
+        """A replica takes nothing new, if it is attached."""
+        with contextlib.suppress(Unknown):
+            self._operators().drain(name)
+
+    def undrain(self, name: str) -> None:
+        """It serves again."""
+        with contextlib.suppress(Unknown):
+            self._operators().undrain(name)
+
+    def update(self, request_id: str, priority: int) -> None:
+        """A request becomes more or less urgent, if it is live here."""
+        with contextlib.suppress(Unknown):
+            self._operators().update(pb.SequenceName(request_id=request_id), priority, None)
+
+    def _operators(self) -> Operators:
+        if self.core is None:
+            raise Unknown("the scheduler is down")
+        return Operators(self._engine)
 
     # What clients open.
 
@@ -108,4 +156,4 @@ class SimulatedScheduler:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(1)
-            self._engine.check_progress()
+            self._engine.tick()

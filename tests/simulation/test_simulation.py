@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from scheduler_svc.core.limits import PreemptionMode
 from tests.simulation.scenario import Misfortune, draw
 from tests.simulation.world import Outcome, run_seed
 
@@ -56,6 +57,10 @@ def test_the_few_seeds_see_every_misfortune_and_most_requests_survive_it() -> No
     assert any(wanted.is_poison for scenario in scenarios for wanted in scenario.requests)
     assert any(wanted.fails_numerically for scenario in scenarios for wanted in scenario.requests)
     assert sum(outcome.num_preemptions for outcome in outcomes) > 40
+    assert sum(outcome.num_replayed_states for outcome in outcomes) > 5
+    assert sum(outcome.num_promoted_blocks for outcome in outcomes) > 40
+    tiers = {(scenario.spec.num_host_blocks > 0, scenario.limits.preemption_mode) for scenario in scenarios}
+    assert {(True, mode) for mode in PreemptionMode} <= tiers
     assert sum(outcome.num_attempts for outcome in outcomes) > ends["completed"] + 100
     assert sum(outcome.num_scheduler_starts for outcome in outcomes) > FEW + 10
 

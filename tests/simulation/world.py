@@ -25,7 +25,7 @@ from tests.simulation.workers import SimulatedWorker, WorkerDied
 _RECOVERY_TIMEOUT_S = 10_000.0
 _CALM_BOUND_S = 300.0
 """Virtual time after the storm within which every request must have ended."""
-_HARMLESS = {Misfortune.CLIENT_LEAVES, Misfortune.CACHE_RESET}
+_HARMLESS = {Misfortune.CLIENT_LEAVES, Misfortune.CACHE_RESET, Misfortune.DRAIN, Misfortune.UPDATE}
 """What leaves everyone else's attempts alone."""
 _RELEASE_S = 1.0
 """Time within which a request that was cut off is gone from the core."""
@@ -42,6 +42,10 @@ class Outcome:
     ends: Counter[str]
     """How many requests ended in which way."""
     num_preemptions: int
+    num_promoted_blocks: int
+    """Copied back from host memory, on replicas that are attached at the end."""
+    num_replayed_states: int
+    """Recordings that began in the middle and replayed identically."""
     num_attempts: int
     num_scheduler_starts: int
     virtual_s: float
@@ -56,7 +60,7 @@ class World:
         self.trace = Trace(loop.time)
         self.trace.keeps_all = keeps_all
         self.network = Network(loop, self.rng, replace(scenario.weather), self.trace)
-        self.scheduler = SimulatedScheduler(self.network, scenario.limits)
+        self.scheduler = SimulatedScheduler(self.network, scenario.limits, scenario.recorder_bytes)
         self.workers: dict[SimulatedWorker, asyncio.Task[None]] = {}
         self.routers: list[SimulatedRouter] = []
         self.clients: list[Client] = []
@@ -80,6 +84,7 @@ class World:
         await self._until_all_ended()
         await self._pass_time(5.0)  # calls that outlive their sequence end as well
         self._check_nothing_is_left()
+        self.scheduler.check_recording()
         return self._outcome()
 
     # Processes.
@@ -165,6 +170,13 @@ class World:
                     rng.choice(live).go("the client went away")
             case Misfortune.CACHE_RESET:
                 self.scheduler.reset_prefix_cache()
+            case Misfortune.DRAIN:
+                name = rng.choice(list(self.workers)).name if self.workers else ""
+                self.scheduler.drain(name)
+                self._loop.call_later(rng.random(), self.scheduler.undrain, name)
+            case Misfortune.UPDATE:
+                wanted = rng.choice(self.scenario.requests)
+                self.scheduler.update(wanted.call.request_id, rng.choice((-2, 0, 5)))
 
     def _end_storm(self) -> None:
         self.trace.note("the storm is over")
@@ -255,10 +267,16 @@ class World:
             digest=self.trace.digest(),
             ends=ends,
             num_preemptions=sum(receipt.num_preemptions for receipt in receipts),
+            num_promoted_blocks=self._num_promoted_blocks(),
+            num_replayed_states=self.scheduler.num_replayed_states,
             num_attempts=sum(receipt.num_attempts for receipt in receipts),
             num_scheduler_starts=self.scheduler.num_starts,
             virtual_s=self._loop.time(),
         )
+
+    def _num_promoted_blocks(self) -> int:
+        replicas = self.scheduler.core.statistics().replicas if self.scheduler.core is not None else ()
+        return sum(replica.num_promoted_blocks for replica in replicas)
 
 
 def _end_name(client: Client) -> str:
