@@ -224,9 +224,10 @@ class FrontDoor:
             async with contextlib.aclosing(_merge(runs)) as events:
                 yield events
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """Ends what works beside the event loop."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self._grammars.close()
+        await self._grammars.close()
 
     def _require_info(self, model: str) -> tuple[ModelText, types_pb2.ModelInfo]:
         self.known_model(model)

@@ -175,7 +175,7 @@ class Router:
         await asyncio.gather(*self.tasks, *self._telling, return_exceptions=True)
         await self.scheduler.close()
         self.inlet.close()
-        self.front.close()
+        await self.front.close()
         if self._tracer is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._tracer.close)
 

@@ -63,10 +63,11 @@ class GrammarChecker:
             raise InvalidRequest(spec.field, f"{spec.field} cannot be enforced: {verdict.error}")
         return verdict.grammar
 
-    def close(self) -> None:
-        """End the processes."""
+    async def close(self) -> None:
+        """End the processes; returns when they have ended."""
         for process in self._live:
             process.kill()
+        await asyncio.gather(*(process.wait() for process in self._live))
 
     async def _ask(self, grammar: types_pb2.Grammar) -> types_pb2.GrammarVerdict | None:
         """The verdict of a process; None where it crashed or had no more time."""
@@ -130,6 +131,10 @@ class _Process:
         """End it, whatever it does."""
         if self._process.returncode is None:
             self._process.kill()
+
+    async def wait(self) -> None:
+        """Returns when it has ended."""
+        await self._process.wait()
 
     async def _answer(self, timeout_s: float) -> types_pb2.GrammarVerdict | None:
         assert self._process.stdout is not None
