@@ -37,6 +37,7 @@ class GrammarChecker:
         for _ in range(NUM_PROCESSES):
             self._idle.put_nowait(None)
         self._live: set[_Process] = set()
+        self._ending: set[_Process] = set()
         self._verdicts: OrderedDict[bytes, types_pb2.GrammarVerdict] = OrderedDict()
 
     async def check(self, spec: GrammarSpec) -> types_pb2.Grammar:
@@ -67,7 +68,7 @@ class GrammarChecker:
         """End the processes; returns when they have ended."""
         for process in self._live:
             process.kill()
-        await asyncio.gather(*(process.wait() for process in self._live))
+        await asyncio.gather(*(process.wait() for process in self._live | self._ending))
 
     async def _ask(self, grammar: types_pb2.Grammar) -> types_pb2.GrammarVerdict | None:
         """The verdict of a process; None where it crashed or had no more time."""
@@ -93,6 +94,7 @@ class GrammarChecker:
         if process is not None:
             process.kill()
             self._live.discard(process)
+            self._ending = {ended for ended in self._ending if not ended.has_ended} | {process}
         self._idle.put_nowait(None)
 
 
@@ -131,6 +133,12 @@ class _Process:
         """End it, whatever it does."""
         if self._process.returncode is None:
             self._process.kill()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.returncode is not None
 
     async def wait(self) -> None:
         """Returns when it has ended."""
