@@ -55,6 +55,8 @@ class ModelRequest:
     max_model_len: int | None
     max_num_batched_tokens: int
     kv: KvOptions
+    num_replicas: int = 1
+    """Workers on this machine that each hold all of it."""
 
 
 def collect(ports: Iterable[PortRequest], model: ModelRequest | None) -> Facts:
@@ -172,6 +174,7 @@ def _read(request: ModelRequest, directory: str, shape: ModelShape, dtype: str, 
         max_model_len_tokens=context,
         memory=memory,
         kv_pool=pool,
+        num_replicas=request.num_replicas,
     )
 
 

@@ -19,11 +19,16 @@ def memory_fits(facts: Facts) -> Finding | None:
     if need.host_bytes:
         measured += f", host tier {format_bytes(need.host_bytes)} (--swap-space)"
     limit = f"{format_bytes(free)} free, {format_bytes(others)} held by other processes"
-    if need.total_bytes <= free:
+    num, total = facts.model.num_replicas, facts.model.num_replicas * need.total_bytes
+    if num > 1:
+        measured = f"{format_bytes(total)} needed by {num} replicas (--data-parallel-size), each {measured}"
+    if total <= free:
         return Finding("memory", Severity.OK, measured, limit)
-    without_kv = need.total_bytes - need.kv_bytes
+    without_kv = total - num * need.kv_bytes
     if without_kv < free:
-        remedy = f"Use --kv-cache-memory {(free - without_kv) // 2**20}MiB or less, or free memory"
+        remedy = f"Use --kv-cache-memory {(free - without_kv) // num // 2**20}MiB or less, or free memory"
+    elif num > 1 and need.total_bytes <= free:
+        remedy = f"Use --data-parallel-size {free // need.total_bytes}, or free memory"
     else:
         remedy = f"Free {format_bytes(without_kv - free)} or more, or serve a smaller model"
     return Finding("memory", Severity.FAILURE, measured, limit, remedy)

@@ -82,6 +82,8 @@ class ModelFacts:
     max_model_len_tokens: int | None
     memory: MemoryPrediction | None
     kv_pool: KvPool | None
+    num_replicas: int = 1
+    """Workers on this machine, of which each takes so much memory."""
 
 
 @dataclass(frozen=True)

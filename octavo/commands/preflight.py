@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from octavo.addresses import UNIX_PREFIX
@@ -40,12 +41,13 @@ def check_service(name: str, config: Any) -> None:
     enforce(run_checks(collect.collect(ports, model), checks_for(name)))
 
 
-def check_stack(router: RouterConfig, worker: WorkerConfig) -> None:
-    """Check what a whole stack needs. Raises StartError with the first failure."""
+def check_stack(router: RouterConfig, worker: WorkerConfig, num_workers: int) -> None:
+    """Check what a whole stack of so many workers needs. Raises StartError with the first failure."""
     if worker.simulate:
         enforce(run_checks(collect.collect(router_ports(router), None), checks_for("router", "scheduler")))
     else:
-        enforce(run_checks(collect.collect(router_ports(router), model_request(worker))))
+        model = replace(model_request(worker), num_replicas=num_workers)
+        enforce(run_checks(collect.collect(router_ports(router), model)))
 
 
 def enforce(findings: Sequence[Finding]) -> None:

@@ -60,7 +60,7 @@ def serve(words: Sequence[str]) -> int:
         _LOG.info("option %s", line)
     try:
         # Before the internal port is chosen nothing of ours listens, so a port in use is somebody else's.
-        preflight.check_stack(stack.router, stack.worker)
+        preflight.check_stack(stack.router, stack.worker, stack.serve.data_parallel_size)
         return asyncio.run(_supervise(stack))
     except Exception as error:
         return say_cause("octavo serve", "all", error)

@@ -165,6 +165,16 @@ def test_memory_that_weights_alone_exceed_is_not_mended_by_a_smaller_cache() -> 
     assert finding.remedy.startswith("Free 1.50 GiB or more")
 
 
+def test_all_replicas_of_a_stack_must_fit() -> None:
+    """Each takes 4.5 GiB, of which 2 GiB are its cache."""
+    assert not failures(run_checks(replace(with_model(num_replicas=1), machine=MACHINE)))
+    (finding,) = failures(run_checks(with_model(num_replicas=2)))
+    assert "9.00 GiB needed by 2 replicas" in finding.measured
+    assert "--kv-cache-memory 512MiB or less" in finding.remedy
+    (finding,) = failures(run_checks(with_model(num_replicas=3)))
+    assert "--data-parallel-size 1" in finding.remedy
+
+
 def test_a_cache_without_a_block_stops_the_start() -> None:
     facts = with_model(kv_pool=replace(SMALL_POOL, num_blocks=0))
     (finding,) = failures(run_checks(facts))
