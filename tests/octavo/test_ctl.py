@@ -102,6 +102,7 @@ def test_an_operators_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         assert run("ctl", "cancel", "r2") == f"cancelled #{number}\n"
         assert run("ctl", "reset-prefix-cache") == "forgot 0 cached blocks\n"
         assert run("ctl", "drain", "worker-1") == "worker-1 takes no new sequences; 1 still run there\n"
+        assert run("ctl", "undrain", "worker-1") == "worker-1 takes sequences again; 1 run there\n"
         path = tmp_path / "dump"
         assert f"octavo replay {path}" in run("ctl", "dump", str(path))
         assert main(["replay", str(path)]) == 0
@@ -109,6 +110,7 @@ def test_an_operators_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         refused = {
             ("cancel", "nobody"): "request 'nobody' is not live",
             ("drain", "nobody"): "no replica is called 'nobody'; attached are worker-1",
+            ("undrain", "nobody"): "no replica is called 'nobody'; attached are worker-1",
             ("update", "r1"): "neither priority nor deadline_ns is set",
             ("update", "r1", "--deadline", "0"): "--deadline 0: must be above 0",
             ("dump", "/nonexistent/x"): "/nonexistent/x cannot be written",

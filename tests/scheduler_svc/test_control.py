@@ -132,6 +132,23 @@ def test_a_draining_replica_takes_nothing_new_and_its_model_waits_for_another() 
     run(test)
 
 
+def test_a_drained_replica_that_serves_again_takes_what_waited() -> None:
+    async def test() -> None:
+        async with scheduler() as shell:
+            router, worker = await watching(shell), await attaching(shell)
+            await shell.control.Drain(pb.DrainRequest(replica="worker-1"))
+            router.generate(stream_key=1)
+            (replica,) = await shell.until(lambda found: found[0].num_waiting == 1)
+            assert replica.is_draining
+            response = await shell.control.Undrain(pb.UndrainRequest(replica="worker-1"))
+            assert response.num_running == 0
+            assert [admission.stream_key for admission in (await worker.plan()).admissions] == [1]
+            code, _ = await refusal(shell.control.Undrain(pb.UndrainRequest(replica="nobody")))
+            assert code is grpc.StatusCode.NOT_FOUND
+
+    run(test)
+
+
 def test_the_whole_load_is_one_answer() -> None:
     async def test() -> None:
         async with scheduler() as shell:
