@@ -48,6 +48,13 @@ class KVCacheSpec:
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    # Of an fp8 cache: what each layer's keys and values are divided by when stored and multiplied by when read, as
+    # checkpoints give it. None: 1 everywhere.
+    scales: tuple[tuple[float, float], ...] | None = None
+
+    def layer_scales(self, layer: int) -> tuple[float, float]:
+        """The scales of a layer's keys and values."""
+        return (1.0, 1.0) if self.scales is None else self.scales[layer]
 
     @property
     def bytes_per_block(self) -> int:

@@ -1,24 +1,33 @@
-"""Chooses a kernel backend by name. Imports only the one it opens, and says why another one could not serve."""
+"""Chooses a kernel backend by name or device. Imports only the one it opens, and says why another could not serve."""
 
 from __future__ import annotations
 
+import importlib.util
 import logging
+
+import torch
 
 from kernels.api import Backend
 
-BACKEND_CHOICES = ("auto", "reference", "cpu")
+BACKEND_CHOICES = ("auto", "reference", "cpu", "triton")
 
 _log = logging.getLogger(__name__)
 
 
-def open_backend(name: str, num_threads: int | None) -> Backend:
+def open_backend(
+    name: str, num_threads: int | None, device: torch.device | None = None, batch_invariant: bool = False
+) -> Backend:
     """The backend of that name with its thread count set (None: left as it is).
 
-    "auto" is the C++ kernels where they were built and load, else the reference, with a warning that gives the reason.
-    Raises RuntimeError with that reason when "cpu" is asked for and cannot serve, ValueError for an unknown name.
+    "auto" is the Triton kernels for a CUDA `device`; for the CPU, which None means, it is the C++ kernels where they were
+    built and load, else the reference, with a warning that gives the reason. `batch_invariant` is for the Triton kernels:
+    the others always try to be. Raises RuntimeError with the reason when "cpu" or "triton" is wanted and cannot serve,
+    ValueError for an unknown name.
     """
     if name not in BACKEND_CHOICES:
         raise ValueError(f"kernels {name!r} is not one of {', '.join(BACKEND_CHOICES)}")
+    if name == "triton" or (name == "auto" and device is not None and device.type == "cuda"):
+        return _open_triton(num_threads, device, batch_invariant)
     if name == "reference":
         return _open_reference(num_threads)
     reason = _cpu_unavailable_reason()
@@ -43,6 +52,23 @@ def _open_cpu(num_threads: int | None) -> Backend:
     from kernels.cpu import CpuBackend
 
     return CpuBackend(num_threads)
+
+
+def _open_triton(num_threads: int | None, device: torch.device | None, batch_invariant: bool) -> Backend:
+    if device is None:
+        device = torch.device("cuda")
+    if device.type != "cuda":
+        raise RuntimeError(f"the triton kernels cannot serve: they run on CUDA devices, not on {device}")
+    if importlib.util.find_spec("triton") is None:
+        raise RuntimeError("the triton kernels cannot serve: Triton is not installed; pip install 'octavo[gpu]'")
+    if not torch.cuda.is_available():
+        raise RuntimeError(f"the triton kernels cannot serve: torch {torch.__version__} sees no CUDA device")
+    from kernels.triton import TritonBackend
+
+    backend = TritonBackend(device, batch_invariant)
+    if num_threads is not None:
+        backend.set_num_threads(num_threads)
+    return backend
 
 
 def _open_reference(num_threads: int | None) -> Backend:

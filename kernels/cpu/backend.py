@@ -28,13 +28,17 @@ from kernels.api import (
 )
 from kernels.cpu import cache as caches
 from kernels.cpu import plan as plans
-from kernels.cpu import sampling
+from kernels.cpu import products, sampling
 from kernels.cpu.dtypes import DTYPE_CODES, dtype_code
 from kernels.cpu.extension import native, runnable_variants, variant_index
 
 
 class CpuBackend:
-    """C++ kernels on the CPU, matrix products through oneDNN. `info` is final once all weights are packed."""
+    """C++ kernels on the CPU. `info` is final once all weights are packed.
+
+    Matrix products are the extension's own. Where the processor multiplies bf16, weights of bf16 go through oneDNN,
+    which uses those instructions.
+    """
 
     def __init__(self, num_threads: int | None = None, variant: str | None = None) -> None:
         """`num_threads` None keeps torch's count; `variant` None takes the best that this processor runs.
@@ -45,12 +49,14 @@ class CpuBackend:
         self._variant_index = variant_index(variant)
         self._variant = variant or runnable_variants()[0]
         self._doubts: dict[str, None] = {}
+        self._arena = products.Arena()
         self.set_num_threads(torch.get_num_threads() if num_threads is None else num_threads)
 
     @property
     def info(self) -> BackendInfo:
-        products = "_bf16" if linears.onednn_supports(torch.bfloat16) else ""
-        variant = f"{self._variant}+onednn{products}_{torch.backends.cpu.get_cpu_capability().lower()}"
+        variant = self._variant
+        if self._uses_onednn(torch.bfloat16):
+            variant += f"+onednn_bf16_{torch.backends.cpu.get_cpu_capability().lower()}"
         return BackendInfo("cpu", variant, not self._doubts, "; ".join(self._doubts))
 
     @property
@@ -154,15 +160,22 @@ class CpuBackend:
     # Dense layers
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
+        if not self._uses_onednn(weight.dtype):
+            return products.pack(self._context, weight, bias, self._arena)
         packed, doubt = linears.pack(weight, bias)
         if doubt:
             self._doubts[doubt] = None
         return packed
 
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
-        if not isinstance(packed, linears.ReferenceLinear):
-            raise TypeError(f"the weight was packed by another backend: {type(packed).__name__}")
-        return linears.linear(x, packed)
+        if isinstance(packed, products.CpuLinear):
+            return products.linear(self._context, x, packed)
+        if isinstance(packed, linears.ReferenceLinear) and self._uses_onednn(packed.dtype):
+            return linears.linear(x, packed)
+        raise TypeError(f"the weight was packed by another backend: {type(packed).__name__}")
+
+    def _uses_onednn(self, dtype: torch.dtype) -> bool:
+        return dtype == torch.bfloat16 and self._variant == "avx512_bf16" and linears.onednn_supports(dtype)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return self._norm(x, None, weight, eps)

@@ -44,6 +44,23 @@ struct SoftCapArgs {
     int dtype;
 };
 
+// A matrix [columns, depth] to be packed into panels of type `panel_dtype` (see panels.h).
+struct PackArgs {
+    const void* weight;
+    void* panels;
+    int64_t columns, depth;
+    int dtype, panel_dtype;
+};
+
+struct LinearArgs {
+    const void* x;  // [rows, depth] of dtype, as out
+    void* out;      // [rows, columns]
+    int64_t rows, columns, depth;
+    int dtype, panel_dtype;
+    const void* panels;
+    const float* bias;  // null: none
+};
+
 struct RopeArgs {
     char* qkv;
     int64_t num_tokens;
@@ -108,6 +125,9 @@ struct Kernels {
     void (*silu_mul)(const GateArgs&, int threads);
     void (*gelu_mul)(const GateArgs&, int threads);
     void (*soft_cap)(const SoftCapArgs&, int threads);
+    int (*narrowest)(const PackArgs&, int threads);
+    void (*pack)(const PackArgs&, int threads);
+    void (*linear)(const LinearArgs&, int threads);
     void (*rope_write_kv)(const RopeArgs&, int threads);
     void (*attention)(const AttentionArgs&, int threads);
     void (*sample)(const SampleArgs&, int threads);
@@ -115,7 +135,7 @@ struct Kernels {
 };
 
 // Memory of the calling thread, kept between calls; zeroed when it is first handed out or grown.
-enum ScratchSlot { kRowScratch, kCountScratch, kSortScratch, kAttentionScratch, kNumScratchSlots };
+enum ScratchSlot { kRowScratch, kCountScratch, kSortScratch, kAttentionScratch, kInputScratch, kNumScratchSlots };
 void* thread_scratch(ScratchSlot slot, size_t num_bytes);
 
 }  // namespace octavo

@@ -34,9 +34,6 @@ struct PartitionView {
     const T* pairs[kPartition / 2];          // value pairs at positions 2j, 2j + 1
 };
 
-// Keeps the compiler from holding both halves of a pair in registers that the sums need: the second half is loaded anew.
-INLINE void forget_loads() { asm volatile("" ::: "memory"); }
-
 // sums[r][t] += dim 2i + PART of query r times that of the keys of tile t.
 template <class Kv, int PART, int ROWS, int TILES>
 INLINE void add_scores(F16 (&sums)[ROWS][TILES], const float* const (&queries)[ROWS],

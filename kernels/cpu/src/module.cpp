@@ -120,6 +120,45 @@ PyObject* soft_cap(PyObject*, PyObject* const* values, Py_ssize_t count) {
     return run_released(in, [&] { in.kernels().soft_cap(a, in.threads); });
 }
 
+// (context, weight, panels, columns, depth, dtype, dtype of the panels)
+PackArgs read_pack(Args& in) {
+    in.context();
+    PackArgs a;
+    a.weight = in, a.panels = in;
+    a.columns = in.integer(), a.depth = in.integer(), a.dtype = in.integer(), a.panel_dtype = in.integer();
+    return a;
+}
+
+// The narrowest type that holds every weight exactly; panels and their type are not looked at.
+PyObject* narrowest(PyObject*, PyObject* const* values, Py_ssize_t count) {
+    Args in(values, count, 7);
+    PackArgs a = read_pack(in);
+    if (!in.ok()) return nullptr;
+    int type;
+    Py_BEGIN_ALLOW_THREADS;
+    type = in.kernels().narrowest(a, in.threads);
+    Py_END_ALLOW_THREADS;
+    return PyLong_FromLong(type);
+}
+
+PyObject* pack(PyObject*, PyObject* const* values, Py_ssize_t count) {
+    Args in(values, count, 7);
+    PackArgs a = read_pack(in);
+    return run_released(in, [&] { in.kernels().pack(a, in.threads); });
+}
+
+// (context, x, out, rows, columns, depth, dtype, dtype of the panels, panels, bias)
+PyObject* linear(PyObject*, PyObject* const* values, Py_ssize_t count) {
+    Args in(values, count, 10);
+    in.context();
+    LinearArgs a;
+    a.x = in, a.out = in;
+    a.rows = in.integer(), a.columns = in.integer(), a.depth = in.integer();
+    a.dtype = in.integer(), a.panel_dtype = in.integer();
+    a.panels = in, a.bias = in;
+    return run_released(in, [&] { in.kernels().linear(a, in.threads); });
+}
+
 // data of the layer, then (num_blocks, block_size, num_kv_heads, head_dim, dtype)
 KvLayer read_layer(Args& in) {
     KvLayer kv;
@@ -277,6 +316,7 @@ PyObject* variants(PyObject*, PyObject*) {
 #define FAST(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, nullptr}
 PyMethodDef kMethods[] = {
     FAST(norm), FAST(silu_mul), FAST(gelu_mul), FAST(soft_cap),
+    FAST(narrowest), FAST(pack), FAST(linear),
     FAST(rope_write_kv), FAST(attention), FAST(plan_slots), FAST(copy_blocks),
     FAST(advise_huge_pages),
     FAST(sample), FAST(logprobs), {"variants", variants, METH_NOARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};

@@ -35,6 +35,14 @@ INLINE void store_half(uint16_t* p, F16 x) {
     _mm_storeu_si128(q + 1, _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
 }
 
+// Sixteen bf16 stored so that widening takes one instruction a register: column i and i + 8 share a word.
+constexpr int bf16_place(int column) { return column % 8 * 2 + column / 8; }
+INLINE F16 unpack_bf16(const uint16_t* p) {
+    __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    __m256i high = _mm256_and_si256(words, _mm256_set1_epi32(static_cast<int32_t>(0xFFFF0000)));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(words, 16)), _mm256_castsi256_ps(high)};
+}
+
 INLINE F16 add(F16 x, F16 y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
 INLINE F16 sub(F16 x, F16 y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
 INLINE F16 mul(F16 x, F16 y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }

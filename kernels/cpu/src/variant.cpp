@@ -9,6 +9,7 @@
 namespace {
 #include "sampling.h"
 #include "attention.h"
+#include "linear.h"
 }  // namespace
 
 #define JOIN_(a, b) a##b
@@ -18,6 +19,7 @@ namespace {
 
 namespace octavo {
 extern const Kernels JOIN(kernels_, VARIANT);
-const Kernels JOIN(kernels_, VARIANT) = {TEXT(VARIANT), ::norm, ::silu_mul, ::gelu_mul, ::soft_cap, ::rope_write_kv, ::attention, ::sample,
-                                         ::logprobs};
+const Kernels JOIN(kernels_, VARIANT) = {
+    TEXT(VARIANT), ::norm,   ::silu_mul,      ::gelu_mul,  ::soft_cap, ::narrowest,
+    ::pack,        ::linear, ::rope_write_kv, ::attention, ::sample,   ::logprobs};
 }  // namespace octavo

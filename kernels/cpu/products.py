@@ -1,0 +1,89 @@
+"""Weight matrices packed for the extension's own product, and the product.
+
+Knows matrices and row counts; knows no layers. A matrix is kept in the narrowest of bf16, fp16 and fp32 that holds each
+of its weights exactly and is widened in registers, so that an fp32 model loaded from a bf16 checkpoint reads half the
+memory and answers in the same bits. Sums are fp32, in one order whatever the rows and threads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.cpu.dtypes import DTYPE_CODES, dtype_code
+from kernels.cpu.extension import native
+
+# Columns of a panel (src/panels.h).
+_PANEL_COLUMNS = 32
+# Below 2 MB-pages' size and alignment, a stream over weights waits for address translation.
+_ARENA_BYTES = 64 * 2**20
+_ALIGNMENT = 64
+_DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()}
+
+
+@dataclass(frozen=True)
+class CpuLinear:
+    """A weight matrix [out_features, in_features] in panels."""
+
+    in_features: int
+    out_features: int
+    # What x and the result are in.
+    dtype: torch.dtype
+    # What the weights are kept in.
+    stored_dtype: torch.dtype
+    panels: Tensor
+    # fp32
+    bias: Tensor | None
+    # rows are added to these: context, x and out come first.
+    shape_arguments: tuple[int, int, int, int, int, int]
+
+
+class Arena:
+    """Memory for weights, cut from large pieces of huge pages. Never given back before its last matrix is gone."""
+
+    def __init__(self) -> None:
+        self._piece = torch.empty(0, dtype=torch.uint8)
+        self._used = 0
+
+    def take(self, num_bytes: int) -> Tensor:
+        """Uninitialised bytes at a multiple of a cache line."""
+        if self._used + num_bytes > len(self._piece):
+            size = max(num_bytes, _ARENA_BYTES) + _ALIGNMENT
+            self._piece = torch.empty(size, dtype=torch.uint8)
+            native().advise_huge_pages(self._piece.data_ptr(), size)
+            self._used = -self._piece.data_ptr() % _ALIGNMENT
+        taken = self._piece[self._used : self._used + num_bytes]
+        self._used += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+        return taken
+
+
+def pack(context: int, weight: Tensor, bias: Tensor | None, arena: Arena) -> CpuLinear:
+    """Packs a weight. Raises ValueError for one that is not a matrix of a type the kernels compute with."""
+    if weight.dim() != 2:
+        raise ValueError(f"weight must be [out_features, in_features], got shape {tuple(weight.shape)}")
+    weight = weight.contiguous()
+    columns, depth = weight.shape
+    code = dtype_code(weight.dtype)
+    stored = native().narrowest(context, weight.data_ptr(), 0, columns, depth, code, code)
+    num_items = -(-columns // _PANEL_COLUMNS) * _PANEL_COLUMNS * depth
+    panels = arena.take(num_items * _DTYPES[stored].itemsize)
+    native().pack(context, weight.data_ptr(), panels.data_ptr(), columns, depth, code, stored)
+    kept_bias = None if bias is None else bias.to(torch.float32, copy=True).contiguous()
+    address = 0 if kept_bias is None else kept_bias.data_ptr()
+    arguments = (columns, depth, code, stored, panels.data_ptr(), address)
+    return CpuLinear(depth, columns, weight.dtype, _DTYPES[stored], panels, kept_bias, arguments)
+
+
+def linear(context: int, x: Tensor, packed: CpuLinear) -> Tensor:
+    """x @ weight.T + bias; raises ValueError when x has another dtype or width than the weight."""
+    num_rows, depth = x.shape
+    if depth != packed.in_features or x.dtype != packed.dtype:
+        raise ValueError(
+            f"x is {tuple(x.shape)} {x.dtype}; the weight takes [num_tokens, {packed.in_features}] {packed.dtype}"
+        )
+    x = x if x.is_contiguous() else x.contiguous()
+    out = x.new_empty((num_rows, packed.out_features))
+    native().linear(context, x.data_ptr(), out.data_ptr(), num_rows, *packed.shape_arguments)
+    return out

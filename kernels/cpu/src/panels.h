@@ -1,0 +1,91 @@
+// Weight matrices as the products read them: panels of 32 columns, interleaved over depth.
+//
+// A panel holds, for each depth k, the weights of its columns side by side (in bf16 a cache line), in the narrowest type
+// that gives each of them back exactly; they are widened in registers. Columns past the matrix's are zero.
+#pragma once
+#include "dense.h"
+
+struct Bf16Panel {
+    using Element = uint16_t;
+    INLINE F16 weights(const Element* at) { return unpack_bf16(at); }
+    static int place(int column) { return bf16_place(column); }
+    INLINE Element narrow(float x) {
+        uint32_t raw;
+        __builtin_memcpy(&raw, &x, 4);
+        return static_cast<Element>(raw >> 16);
+    }
+};
+
+struct F16Panel {
+    using Element = uint16_t;
+    INLINE F16 weights(const Element* at) { return load_half(at); }
+    static int place(int column) { return column; }
+    INLINE Element narrow(float x) {
+        uint16_t halves[kLanes];
+        store_half(halves, set1(x));
+        return halves[0];
+    }
+};
+
+struct F32Panel {
+    using Element = float;
+    INLINE F16 weights(const Element* at) { return load(at); }
+    static int place(int column) { return column; }
+    INLINE Element narrow(float x) { return x; }
+};
+
+constexpr int kHalves = 2;
+constexpr int kPanelColumns = kHalves * kLanes;
+constexpr int64_t num_panels(int64_t columns) { return (columns + kPanelColumns - 1) / kPanelColumns; }
+
+template <class Panel>
+static void pack_panel(const octavo::PackArgs& a, int64_t panel) {
+    auto to = static_cast<typename Panel::Element*>(a.panels) + panel * a.depth * kPanelColumns;
+    const size_t row_bytes = a.depth * dtype_size(a.dtype);
+    for (int c = 0; c < kPanelColumns; c++) {
+        int64_t column = panel * kPanelColumns + c;
+        auto row = static_cast<const char*>(a.weight) + column * row_bytes;
+        auto place = to + c / kLanes * kLanes + Panel::place(c % kLanes);
+        for (int64_t k = 0; k < a.depth; k += kLanes) {
+            int64_t count = a.depth - k < kLanes ? a.depth - k : kLanes;
+            float values[kLanes];
+            store(values, column < a.columns ? load_some(row, k, a.dtype, count) : zero());
+            for (int64_t i = 0; i < count; i++) place[(k + i) * kPanelColumns] = Panel::narrow(values[i]);
+        }
+    }
+}
+
+// Whether every weight of an fp32 matrix is one of a narrower type.
+template <class Narrow>
+static bool is_exact(const octavo::PackArgs& a, int threads, const Narrow& narrow) {
+    int inexact = 0;
+    parallel_ranges(a.columns, threads, [&](int64_t begin, int64_t end) {
+        I16 differing = iset1(0);
+        for (int64_t i = begin * a.depth; i < end * a.depth; i += kLanes) {
+            F16 x = load_some(a.weight, i, octavo::kF32, end * a.depth - i);
+            differing = ior(differing, ixor(bits(x), bits(narrow(x))));
+        }
+        int32_t lanes[kLanes], any_differing = 0;
+        istore(lanes, differing);
+        for (int32_t lane : lanes) any_differing |= lane;
+        if (any_differing) __atomic_store_n(&inexact, 1, __ATOMIC_RELAXED);
+    });
+    return !inexact;
+}
+
+static int narrowest(const octavo::PackArgs& a, int threads) {
+    if (a.dtype != octavo::kF32) return a.dtype;
+    if (is_exact(a, threads, [](F16 x) INLINE_BODY { return rounded_to(x, octavo::kBf16); })) return octavo::kBf16;
+    if (is_exact(a, threads, [](F16 x) INLINE_BODY { return rounded_to(x, octavo::kF16); })) return octavo::kF16;
+    return octavo::kF32;
+}
+
+static void pack(const octavo::PackArgs& a, int threads) {
+    parallel_ranges(num_panels(a.columns), threads, [&](int64_t begin, int64_t end) {
+        for (int64_t panel = begin; panel < end; panel++) {
+            if (a.panel_dtype == octavo::kBf16) pack_panel<Bf16Panel>(a, panel);
+            if (a.panel_dtype == octavo::kF16) pack_panel<F16Panel>(a, panel);
+            if (a.panel_dtype == octavo::kF32) pack_panel<F32Panel>(a, panel);
+        }
+    });
+}

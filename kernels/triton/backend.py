@@ -1,0 +1,212 @@
+"""`TritonBackend`: the kernel API over the modules beside it. Knows which call goes where, and what it may claim.
+
+Every call only launches: nothing waits for the device, and launches depend on sizes alone, so that a step, its
+plan_attention included, can be captured in a CUDA graph and replayed with other lengths in the same tensors. Two
+exceptions: plan_attention with `check_faults`, and the sampling of this backend, which is not written yet and runs
+on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.api import (
+    AttentionPlan,
+    AttentionSpec,
+    BackendInfo,
+    KVCache,
+    KVCacheSpec,
+    Logprobs,
+    PackedLinear,
+    QKNorm,
+    RaggedBatch,
+    RopeTable,
+    Samples,
+    SamplingBatch,
+)
+from kernels.reference import sampling
+from kernels.triton import activations, kv_write, metadata, norms
+from kernels.triton import cache as caches
+from kernels.triton import linear as linears
+from kernels.triton.configs import architecture
+from kernels.triton.decode import decode_attention
+from kernels.triton.layer import DeviceShape, LayerAttention, layer_attention
+from kernels.triton.prefill import prefill_attention
+
+
+class TritonBackend:
+    """Triton kernels on one device."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        batch_invariant: bool = False,
+        check_faults: bool = False,
+        shape: DeviceShape | None = None,
+    ) -> None:
+        """`batch_invariant` fixes the order of every sum, at a cost in matrix products and prefill.
+
+        `check_faults` makes plan_attention wait for the device and raise; without it a faulty row is computed as empty,
+        and the caller finds it in the plan's `faults`. `shape` stands for the device's own where there is none to ask.
+        """
+        self._device = device
+        self._batch_invariant = batch_invariant
+        self._check_faults = check_faults
+        self._shape = device_shape(device) if shape is None else shape
+        self._layers: dict[tuple[AttentionSpec, KVCacheSpec, int, torch.dtype], LayerAttention] = {}
+
+    @property
+    def info(self) -> BackendInfo:
+        products = "fixed" if self._batch_invariant else "cublas"
+        note = "" if self._batch_invariant else "matrix products and prefill sum in an order that depends on the batch"
+        return BackendInfo("triton", f"sm_{self._shape.arch}+{products}", self._batch_invariant, note)
+
+    def set_num_threads(self, num_threads: int) -> None:
+        """The host's threads; they change nothing here."""
+        if num_threads < 1:
+            raise ValueError(f"num_threads {num_threads} must be at least 1")
+        torch.set_num_threads(num_threads)
+
+    # KV cache
+
+    def allocate_kv_cache(self, spec: KVCacheSpec) -> KVCache:
+        return caches.allocate(spec, self._device, pinned=False)
+
+    def allocate_host_kv_cache(self, spec: KVCacheSpec) -> KVCache:
+        """The lower tier: a zeroed cache in pinned host memory, for copy_blocks with one on the device."""
+        return caches.allocate(spec, self._device, pinned=True)
+
+    def copy_blocks(self, src: KVCache, src_ids: Sequence[int], dst: KVCache, dst_ids: Sequence[int]) -> None:
+        caches.copy_blocks(_own_cache(src), src_ids, _own_cache(dst), dst_ids)
+
+    def export_blocks(self, cache: KVCache, layer: int, block_ids: Sequence[int]) -> Tensor:
+        return caches.export_blocks(_own_cache(cache), layer, block_ids)
+
+    def import_blocks(self, cache: KVCache, layer: int, block_ids: Sequence[int], blocks: Tensor) -> None:
+        caches.import_blocks(_own_cache(cache), layer, block_ids, blocks)
+
+    # Attention
+
+    def plan_attention(self, batch: RaggedBatch, cache: KVCache) -> AttentionPlan:
+        plan = metadata.plan_attention(batch, cache.spec)
+        if self._check_faults:
+            message = metadata.fault_message(plan)
+            if message:
+                raise ValueError(message)
+        return plan
+
+    def rope_write_kv(
+        self,
+        qkv: Tensor,
+        cache: KVCache,
+        layer: int,
+        plan: AttentionPlan,
+        rope: RopeTable,
+        qk_norm: QKNorm | None,
+    ) -> None:
+        own_cache, own_plan = _own_cache(cache), _own_plan(plan)
+        _check_qkv(qkv, own_cache, own_plan)
+        kv_write.rope_write_kv(qkv, own_cache, layer, own_plan, (rope, qk_norm), self._shape.rotated_pairs)
+
+    def attention(self, qkv: Tensor, cache: KVCache, layer: int, plan: AttentionPlan, spec: AttentionSpec) -> Tensor:
+        own_cache, own_plan = _own_cache(cache), _own_plan(plan)
+        num_heads = _check_qkv(qkv, own_cache, own_plan)
+        if num_heads != spec.num_heads:
+            raise ValueError(f"qkv holds {num_heads} query heads, the layer {spec.num_heads}")
+        how = self._layer(spec, own_cache.spec, layer, qkv.dtype)
+        out = torch.empty((qkv.shape[0], num_heads * how.head_dim), dtype=qkv.dtype, device=qkv.device)
+        if own_plan.has_decode:
+            decode_attention(qkv, own_cache.layers[layer], own_plan, how, out)
+        if own_plan.has_prefill:
+            prefill_attention(qkv, own_cache.layers[layer], own_plan, how, out)
+        return out
+
+    def _layer(self, spec: AttentionSpec, cache: KVCacheSpec, layer: int, query: torch.dtype) -> LayerAttention:
+        """Derived once per layer with scales of its own, once for all layers of one kind without."""
+        plain = replace(cache, num_blocks=0) if cache.scales is None else cache
+        key = (spec, plain, 0 if cache.scales is None else layer, query)
+        if key not in self._layers:
+            self._layers[key] = layer_attention(spec, cache, layer, query, self._shape, self._batch_invariant)
+        return self._layers[key]
+
+    # Dense layers
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
+        return linears.pack(weight, bias)
+
+    def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        if not isinstance(packed, linears.TritonLinear):
+            raise TypeError(f"the weight was packed by another backend: {type(packed).__name__}")
+        return linears.linear(x, packed, self._shape, self._batch_invariant)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return norms.rms_norm(x, None, weight, eps)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return norms.rms_norm(x, residual, weight, eps)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        return activations.gated(gate_up, gelu=False)
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        return activations.gated(gate_up, gelu=True)
+
+    def soft_cap(self, x: Tensor, cap: float) -> Tensor:
+        return activations.soft_cap(x, cap)
+
+    # Sampling
+
+    def sample(self, logits: Tensor, batch: SamplingBatch) -> Samples:
+        """On the host, by the reference: correct, and a wait for the device and a copy of the logits."""
+        on_host: dict[str, Any] = {name: x.cpu() if isinstance(x, Tensor) else x for name, x in vars(batch).items()}
+        samples = sampling.sample(logits.cpu(), SamplingBatch(**on_host))
+        logprobs = None if samples.logprobs is None else _to_device(samples.logprobs, logits.device)
+        return Samples(samples.token_ids.to(logits.device), samples.finite.to(logits.device), logprobs)
+
+    def logprobs(self, logits: Tensor, token_ids: Tensor, num_top: int, vocab_size: int) -> Logprobs:
+        """On the host, as `sample`."""
+        return _to_device(sampling.logprobs(logits.cpu(), token_ids.cpu(), num_top, vocab_size), logits.device)
+
+
+def device_shape(device: torch.device) -> DeviceShape:
+    """What launches need to know of a CUDA device. Raises ValueError for one that is too old."""
+    major, minor = torch.cuda.get_device_capability(device)
+    properties = torch.cuda.get_device_properties(device)
+    return DeviceShape(architecture(10 * major + minor), properties.multi_processor_count)
+
+
+def _to_device(logprobs: Logprobs, device: torch.device) -> Logprobs:
+    return Logprobs(*(x.to(device) for x in (logprobs.token_logprobs, logprobs.top_ids, logprobs.top_logprobs)))
+
+
+def _check_qkv(qkv: Tensor, cache: caches.TritonCache, plan: metadata.TritonPlan) -> int:
+    """Query heads in qkv; raises ValueError for a tensor that does not fit the plan and the cache."""
+    spec = cache.spec
+    num_tokens, width = qkv.shape
+    num_heads = width // spec.head_dim - 2 * spec.num_kv_heads
+    fits = num_tokens == plan.batch.num_tokens and width % spec.head_dim == 0 and num_heads > 0
+    if not fits or num_heads % spec.num_kv_heads or not qkv.is_contiguous():
+        raise ValueError(
+            f"qkv is {tuple(qkv.shape)}; contiguous rows of {plan.batch.num_tokens} tokens were planned, query heads "
+            f"and 2 * {spec.num_kv_heads} key and value heads of {spec.head_dim}"
+        )
+    if plan.blocks != (spec.num_blocks, spec.block_size):
+        raise ValueError(f"the plan was made for a cache of {plan.blocks[0]} blocks of {plan.blocks[1]} tokens")
+    return num_heads
+
+
+def _own_cache(cache: KVCache) -> caches.TritonCache:
+    if not isinstance(cache, caches.TritonCache):
+        raise TypeError(f"the KV cache was allocated by another backend: {type(cache).__name__}")
+    return cache
+
+
+def _own_plan(plan: AttentionPlan) -> metadata.TritonPlan:
+    if not isinstance(plan, metadata.TritonPlan):
+        raise TypeError(f"the plan was made by another backend: {type(plan).__name__}")
+    return plan

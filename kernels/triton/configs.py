@@ -1,0 +1,136 @@
+"""Launch configurations of the kernels, as tables: nothing is tuned while serving.
+
+Knows architectures, sizes and shared memory; launches nothing. The tables are what tools/sweep_kernels.py writes
+when it has timed the candidates on a device. Key: (architecture, padded head_dim, bytes of an element in the
+products).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+    """Tiles of `block_m` query heads by `tile` positions; programs that one multiprocessor holds at once."""
+
+    block_m: int
+    tile: int
+    num_warps: int
+    num_stages: int
+    programs_per_multiprocessor: int
+
+
+@dataclass(frozen=True)
+class PrefillConfig:
+    """Tiles of `block_m` pairs (token, query head) by `tile` positions."""
+
+    block_m: int
+    tile: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True)
+class MatmulConfig:
+    """Tiles of the product that gives a row the same bits in any batch: block_k is the same for every row count."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+# Shared memory that one program may take, in bytes.
+SHARED_MEMORY = {80: 166_912, 86: 101_376, 90: 232_448}
+
+DECODE: dict[tuple[int, int, int], DecodeConfig] = {
+    (80, 64, 2): DecodeConfig(16, 64, 4, 3, 3),
+    (80, 128, 2): DecodeConfig(16, 64, 4, 3, 2),
+    (80, 256, 2): DecodeConfig(16, 32, 4, 3, 2),
+    (86, 64, 2): DecodeConfig(16, 64, 4, 3, 2),
+    (86, 128, 2): DecodeConfig(16, 32, 4, 3, 2),
+    (86, 256, 2): DecodeConfig(16, 16, 4, 3, 2),
+    (90, 64, 2): DecodeConfig(16, 64, 4, 3, 4),
+    (90, 128, 2): DecodeConfig(16, 64, 4, 3, 3),
+    (90, 256, 2): DecodeConfig(16, 32, 4, 3, 3),
+}
+
+PREFILL: dict[tuple[int, int, int], PrefillConfig] = {
+    (80, 64, 2): PrefillConfig(128, 64, 4, 3),
+    (80, 128, 2): PrefillConfig(128, 64, 8, 3),
+    (80, 256, 2): PrefillConfig(64, 32, 8, 3),
+    (86, 64, 2): PrefillConfig(128, 64, 4, 3),
+    (86, 128, 2): PrefillConfig(64, 32, 4, 3),
+    (86, 256, 2): PrefillConfig(64, 16, 8, 3),
+    (90, 64, 2): PrefillConfig(128, 64, 8, 3),
+    (90, 128, 2): PrefillConfig(128, 64, 8, 3),
+    (90, 256, 2): PrefillConfig(128, 64, 8, 2),
+}
+
+# Invariant attention wants one order of every sum in both kernels: the same tile of positions, and the same matrix
+# instruction with all warps along the rows.
+INVARIANT_DECODE: dict[tuple[int, int, int], DecodeConfig] = {
+    (80, 64, 2): DecodeConfig(64, 64, 4, 3, 3),
+    (80, 128, 2): DecodeConfig(64, 64, 4, 3, 2),
+    (80, 256, 2): DecodeConfig(64, 32, 4, 3, 1),
+    (86, 64, 2): DecodeConfig(64, 64, 4, 3, 2),
+    (86, 128, 2): DecodeConfig(64, 32, 4, 3, 2),
+    (86, 256, 2): DecodeConfig(64, 16, 4, 3, 1),
+    (90, 64, 2): DecodeConfig(64, 64, 4, 3, 3),
+    (90, 128, 2): DecodeConfig(64, 64, 4, 3, 2),
+    (90, 256, 2): DecodeConfig(64, 32, 4, 3, 1),
+}
+
+INVARIANT_PREFILL: dict[tuple[int, int, int], PrefillConfig] = {
+    (80, 64, 2): PrefillConfig(128, 64, 8, 3),
+    (80, 128, 2): PrefillConfig(128, 64, 8, 3),
+    (80, 256, 2): PrefillConfig(64, 32, 4, 3),
+    (86, 64, 2): PrefillConfig(128, 64, 8, 3),
+    (86, 128, 2): PrefillConfig(64, 32, 4, 3),
+    (86, 256, 2): PrefillConfig(64, 16, 4, 3),
+    (90, 64, 2): PrefillConfig(128, 64, 8, 3),
+    (90, 128, 2): PrefillConfig(128, 64, 8, 3),
+    (90, 256, 2): PrefillConfig(64, 32, 4, 3),
+}
+
+# fp32 products are exact multiplications and additions, without matrix instructions: small tiles.
+EXACT_DECODE = DecodeConfig(16, 32, 4, 2, 2)
+EXACT_PREFILL = PrefillConfig(32, 32, 4, 2)
+
+# From this many rows on; the first entry is for fewer.
+MATMUL: dict[tuple[int, int], tuple[tuple[int, MatmulConfig], ...]] = {
+    (80, 2): ((0, MatmulConfig(64, 64, 64, 4, 4)), (256, MatmulConfig(128, 128, 64, 8, 3))),
+    (86, 2): ((0, MatmulConfig(64, 64, 64, 4, 3)), (256, MatmulConfig(128, 64, 64, 4, 3))),
+    (90, 2): ((0, MatmulConfig(64, 64, 64, 4, 4)), (256, MatmulConfig(128, 128, 64, 8, 4))),
+}
+EXACT_MATMUL = ((0, MatmulConfig(32, 32, 32, 4, 2)),)
+
+
+def architecture(capability: int) -> int:
+    """The table for a compute capability such as 89. Raises ValueError below the oldest."""
+    known = [arch for arch in SHARED_MEMORY if arch <= capability]
+    if not known:
+        raise ValueError(f"compute capability {capability / 10} is too old for these kernels, they need 8.0")
+    # Consumer Blackwell has the shared memory of consumer Ampere.
+    return 86 if 120 <= capability < 130 else max(known)
+
+
+def attention_configs(
+    arch: int, padded_dim: int, element_bytes: int, invariant: bool
+) -> tuple[DecodeConfig, PrefillConfig]:
+    """The launch configurations of both attention kernels; a head_dim below 64 takes those of 64."""
+    if element_bytes == 4:
+        return EXACT_DECODE, EXACT_PREFILL
+    key = (arch, max(64, padded_dim), element_bytes)
+    decode, prefill = (INVARIANT_DECODE, INVARIANT_PREFILL) if invariant else (DECODE, PREFILL)
+    if key not in decode:
+        raise ValueError(f"head_dim {padded_dim} is more than the kernels' 256")
+    return decode[key], prefill[key]
+
+
+def matmul_config(arch: int, element_bytes: int, num_rows: int) -> MatmulConfig:
+    """The configuration of the invariant product for a number of rows."""
+    entries = EXACT_MATMUL if element_bytes == 4 else MATMUL[arch, element_bytes]
+    return [config for least, config in entries if least <= num_rows][-1]

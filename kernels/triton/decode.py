@@ -1,0 +1,212 @@
+"""Attention of rows of one token: fixed partitions, a constant number of programs, partial results folded in order.
+
+Knows queries, the cache of one layer and a work list; knows no prompts. A work item is (row, partition of
+KV_PARTITION positions, KV head). As many programs as the device holds at once take items in turn, whatever the
+batch, so a launch fits any replay of a CUDA graph; which program takes an item changes no bit. The query heads of a
+KV head fill the rows of one tile.
+
+Partial results take num_heads * (head_dim + 2) floats per partition. Where those of all rows might exceed the
+scratch memory, the work is done in rounds: each folds its partitions onto the state that the round before left,
+which is the same fold cut into pieces.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.api import KV_PARTITION
+from kernels.triton.layer import LayerAttention
+from kernels.triton.metadata import TritonPlan, find_row
+from kernels.triton.pages import tile_blocks, tile_rows
+from kernels.triton.softmax import LOWEST, attend_tile, fold_weights, score_tile
+
+
+@triton.jit
+def _decode_partitions(
+    QUERY,
+    KEYS,
+    VALUES,
+    TABLES,
+    QUERY_STARTS,
+    CONTEXTS,
+    DECODE_STARTS,
+    PARTIALS,
+    STATES,
+    num_rows,
+    first_item,
+    capacity,
+    query_stride,
+    table_stride,
+    stride_block,
+    scale,
+    cap_scale,
+    window,
+    HAS_CAP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    GROUP: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    TILE: tl.constexpr,
+    PARTITION: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    member = tl.arange(0, BLOCK_M)
+    dim = tl.arange(0, PADDED_DIM)
+    real = dim < HEAD_DIM
+    offsets = tl.arange(0, TILE)
+    num_items = tl.minimum(tl.load(DECODE_STARTS + num_rows) - first_item, capacity)
+    for work in range(tl.program_id(0), num_items * KV_HEADS, tl.num_programs(0)):
+        place = work // KV_HEADS
+        kv_head = work % KV_HEADS
+        row = find_row(DECODE_STARTS, first_item + place, num_rows)
+        context = tl.load(CONTEXTS + row)
+        lowest = 0
+        if HAS_WINDOW:
+            lowest = tl.maximum(context - window, 0)
+        partition = lowest // PARTITION + first_item + place - tl.load(DECODE_STARTS + row)
+        end = tl.minimum((partition + 1) * PARTITION, context)
+        first = tl.maximum(partition * PARTITION, lowest // TILE * TILE)
+        heads = kv_head * GROUP + member
+        token = tl.load(QUERY_STARTS + row).to(tl.int64)
+        within = (member < GROUP)[:, None] & real[None, :]
+        q = tl.load(QUERY + token * query_stride + heads[:, None] * HEAD_DIM + dim[None, :], mask=within, other=0.0)
+        q = q.to(COMPUTE)
+        table = TABLES + row.to(tl.int64) * table_stride
+        keys = KEYS + kv_head * BLOCK_SIZE * HEAD_DIM
+        values = VALUES + kv_head * BLOCK_SIZE * HEAD_DIM
+        acc = tl.zeros([BLOCK_M, PADDED_DIM], tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+        highest = tl.full([BLOCK_M], LOWEST, tl.float32)
+        blocks = tile_blocks(table, first, end, BLOCK_SIZE, TILE)
+        for t0 in range(first, end, TILE):
+            position = t0 + offsets
+            seen = position < end
+            if HAS_WINDOW:
+                seen = seen & (position >= lowest)
+            lines = tile_rows(blocks, position, stride_block, BLOCK_SIZE, TILE, HEAD_DIM)
+            blocks = tile_blocks(table, t0 + TILE, end, BLOCK_SIZE, TILE)
+            k = tl.load(keys + lines[None, :] + dim[:, None], mask=seen[None, :] & real[:, None], other=0.0)
+            v = tl.load(values + lines[:, None] + dim[None, :], mask=seen[:, None] & real[None, :], other=0.0)
+            scores = score_tile(q, k.to(COMPUTE), cap_scale, HAS_CAP, PRECISION)
+            scores = tl.where(seen[None, :], scores, -float("inf"))
+            acc, total, highest = attend_tile(acc, total, highest, scores, v.to(COMPUTE), scale, PRECISION)
+        line = tl.cast(place, tl.int64) * (KV_HEADS * GROUP) + heads
+        tl.store(PARTIALS + line[:, None] * PADDED_DIM + dim[None, :], acc, mask=(member < GROUP)[:, None])
+        tl.store(STATES + line * 2, highest, mask=member < GROUP)
+        tl.store(STATES + line * 2 + 1, total, mask=member < GROUP)
+
+
+@triton.jit
+def _fold_partitions(
+    PARTIALS,
+    STATES,
+    FOLDED,
+    FOLDED_STATES,
+    QUERY_STARTS,
+    DECODE_STARTS,
+    OUT,
+    first_item,
+    capacity,
+    value_scale,
+    IS_FIRST: tl.constexpr,
+    IS_LAST: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+):
+    """One program per (row, head): this round's partitions, ascending, onto what earlier rounds left."""
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    token = tl.load(QUERY_STARTS + row)
+    if tl.load(QUERY_STARTS + row + 1) - token != 1:
+        return
+    dim = tl.arange(0, PADDED_DIM)
+    line = row.to(tl.int64) * NUM_HEADS + head
+    if IS_FIRST:
+        acc = tl.zeros([PADDED_DIM], tl.float32)
+        total = 0.0
+        highest = tl.full([], LOWEST, tl.float32)
+    else:
+        acc = tl.load(FOLDED + line * PADDED_DIM + dim)
+        highest = tl.load(FOLDED_STATES + line * 2)
+        total = tl.load(FOLDED_STATES + line * 2 + 1)
+    begin = tl.maximum(tl.load(DECODE_STARTS + row) - first_item, 0)
+    end = tl.minimum(tl.load(DECODE_STARTS + row + 1) - first_item, capacity)
+    for place in range(begin, end):
+        part = tl.cast(place, tl.int64) * NUM_HEADS + head
+        part_acc = tl.load(PARTIALS + part * PADDED_DIM + dim)
+        highest, keep, add = fold_weights(highest, tl.load(STATES + part * 2))
+        total = tl.fma(tl.load(STATES + part * 2 + 1), add, total * keep)
+        acc = tl.fma(part_acc, add, acc * keep)
+    if IS_LAST:
+        # A padding row has seen nothing.
+        result = tl.where(total > 0, acc / total, 0.0) * value_scale
+        out = OUT + token.to(tl.int64) * (NUM_HEADS * HEAD_DIM) + head * HEAD_DIM + dim
+        tl.store(out, result.to(OUT.dtype.element_ty), mask=dim < HEAD_DIM)
+    else:
+        tl.store(FOLDED + line * PADDED_DIM + dim, acc)
+        tl.store(FOLDED_STATES + line * 2, highest)
+        tl.store(FOLDED_STATES + line * 2 + 1, total)
+
+
+def decode_attention(
+    qkv: Tensor, kv: tuple[Tensor, Tensor], plan: TritonPlan, layer: LayerAttention, out: Tensor
+) -> None:
+    """Writes the attention of the plan's one-token rows into `out` [num_tokens, num_heads * head_dim].
+
+    `kv` is one layer's keys and values, each [num_blocks, num_kv_heads, block_size, head_dim], contiguous.
+    """
+    batch, heads, padded, config = plan.batch, layer.num_heads, layer.padded_dim, layer.decode
+    starts = plan.work(layer.window, layer.group, layer.prefill.block_m).decode_starts
+    most = batch.num_rows * max(1, -(-batch.max_context_len // KV_PARTITION))
+    capacity = min(most, max(1, layer.scratch_bytes // (heads * (padded + 2) * 4)))
+    partials, states = plan.scratch(capacity, heads, padded), plan.scratch(capacity, heads, 2)
+    rounds = -(-most // capacity)
+    folded = (partials, states)
+    if rounds > 1:
+        folded = plan.scratch(1, batch.num_rows, heads, padded), plan.scratch(1, batch.num_rows, heads, 2)
+    for number in range(rounds):
+        _decode_partitions[(layer.num_decode_programs,)](
+            qkv,
+            *kv,
+            batch.block_tables,
+            batch.query_starts,
+            plan.contexts,
+            starts,
+            partials,
+            states,
+            batch.num_rows,
+            number * capacity,
+            capacity,
+            qkv.stride(0),
+            batch.block_tables.stride(0),
+            kv[0].stride(0),
+            **layer.kernel_arguments,
+            BLOCK_M=max(config.block_m, triton.next_power_of_2(layer.group)),
+            TILE=config.tile,
+            num_warps=config.num_warps,
+            num_stages=config.num_stages,
+        )
+        _fold_partitions[(batch.num_rows, heads)](
+            partials,
+            states,
+            *folded,
+            batch.query_starts,
+            starts,
+            out,
+            number * capacity,
+            capacity,
+            layer.value_scale,
+            IS_FIRST=number == 0,
+            IS_LAST=number == rounds - 1,
+            NUM_HEADS=heads,
+            HEAD_DIM=layer.head_dim,
+            PADDED_DIM=padded,
+            num_warps=1,
+        )

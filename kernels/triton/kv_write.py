@@ -1,0 +1,186 @@
+"""Normalises, rotates and stores a step's queries, keys and values, in one launch from the qkv product's output.
+
+Knows heads, rotary tables and slots; knows no attention. A program takes some pairs (token, head) of one kind. The two
+halves that a rotation mixes are two tiles of one shape, so that every element is read and written by the same thread.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.api import QKNorm, RopeTable
+from kernels.triton.cache import TritonCache
+from kernels.triton.metadata import TritonPlan
+
+_FP8_MAX = tl.constexpr(448.0)
+
+
+@triton.jit
+def _round_for_cache(x, OUT: tl.constexpr):
+    """To the cache's dtype; to fp8 what is too large saturates."""
+    if tl.float8e4nv == OUT:
+        x = tl.clamp(x, -_FP8_MAX, _FP8_MAX)
+    return x.to(OUT)
+
+
+@triton.jit
+def _rope_write_kv(
+    QKV,
+    KEYS,
+    VALUES,
+    SLOTS,
+    POSITIONS,
+    COS,
+    SIN,
+    Q_WEIGHT,
+    K_WEIGHT,
+    num_tokens,
+    eps,
+    key_factor,
+    value_factor,
+    stride_block,
+    HAS_NORM: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    PADDED_HALF: tl.constexpr,
+    REST: tl.constexpr,
+    PADDED_REST: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    PAIRS: tl.constexpr,
+):
+    """Each program takes PAIRS consecutive pairs (token, head): of query heads first, then of keys, then of values."""
+    WIDTH: tl.constexpr = (NUM_HEADS + 2 * KV_HEADS) * HEAD_DIM
+    query_programs = tl.cdiv(num_tokens * NUM_HEADS, PAIRS)
+    kv_programs = tl.cdiv(num_tokens * KV_HEADS, PAIRS)
+    program = tl.program_id(0)
+    is_query = program < query_programs
+    is_value = program >= query_programs + kv_programs
+    first_program = tl.where(is_query, 0, tl.where(is_value, query_programs + kv_programs, query_programs))
+    heads = tl.where(is_query, NUM_HEADS, KV_HEADS)
+    pair = (program - first_program) * PAIRS + tl.arange(0, PAIRS)
+    token = (pair // heads).to(tl.int64)
+    head = pair % heads
+    slot = tl.load(SLOTS + token, mask=token < num_tokens, other=-1)
+    real = (slot >= 0)[:, None]
+    first_head = tl.where(is_query, 0, tl.where(is_value, NUM_HEADS + KV_HEADS, NUM_HEADS))
+    source = QKV + (token * WIDTH + (first_head + head) * HEAD_DIM)[:, None]
+    target = (slot // BLOCK_SIZE * stride_block + (head * BLOCK_SIZE + slot % BLOCK_SIZE) * HEAD_DIM)[:, None]
+    if is_value:
+        dim = tl.arange(0, PADDED_DIM)[None, :]
+        here = real & (dim < HEAD_DIM)
+        value = tl.load(source + dim, mask=here, other=0.0)
+        if VALUES.dtype.element_ty == tl.float8e4nv:
+            value = value.to(tl.float32) * value_factor
+        tl.store(VALUES + target + dim, _round_for_cache(value, VALUES.dtype.element_ty), mask=here)
+        return
+    half = tl.arange(0, PADDED_HALF)[None, :]
+    in_half = real & (half < HALF)
+    first = tl.load(source + half, mask=in_half, other=0.0).to(tl.float32)
+    second = tl.load(source + HALF + half, mask=in_half, other=0.0).to(tl.float32)
+    tail = 2 * HALF + tl.arange(0, PADDED_REST)[None, :]
+    in_tail = real & (tail < HEAD_DIM)
+    if REST > 0:
+        rest = tl.load(source + tail, mask=in_tail, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        squares = tl.sum(tl.fma(first, first, second * second), 1)
+        if REST > 0:
+            squares += tl.sum(rest * rest, 1)
+        root = tl.sqrt_rn(squares / HEAD_DIM + eps)[:, None]
+        weight = Q_WEIGHT if is_query else K_WEIGHT
+        dtype = QKV.dtype.element_ty
+        scale_first = tl.load(weight + half, mask=half < HALF, other=0.0).to(tl.float32)
+        scale_second = tl.load(weight + HALF + half, mask=half < HALF, other=0.0).to(tl.float32)
+        first = (first / root * scale_first).to(dtype).to(tl.float32)
+        second = (second / root * scale_second).to(dtype).to(tl.float32)
+        if REST > 0:
+            scale_rest = tl.load(weight + tail, mask=tail < HEAD_DIM, other=0.0).to(tl.float32)
+            rest = (rest / root * scale_rest).to(dtype).to(tl.float32)
+    position = tl.load(POSITIONS + token, mask=slot >= 0, other=0).to(tl.int64)
+    angle = position[:, None] * HALF + half
+    cos = tl.load(COS + angle, mask=in_half, other=0.0)
+    sin = tl.load(SIN + angle, mask=in_half, other=0.0)
+    turned_first = tl.fma(first, cos, -(second * sin))
+    turned_second = tl.fma(second, cos, first * sin)
+    if is_query:
+        tl.store(source + half, turned_first.to(QKV.dtype.element_ty), mask=in_half)
+        tl.store(source + HALF + half, turned_second.to(QKV.dtype.element_ty), mask=in_half)
+        if REST > 0:
+            tl.store(source + tail, rest.to(QKV.dtype.element_ty), mask=in_tail)
+    else:
+        kind = KEYS.dtype.element_ty
+        tl.store(KEYS + target + half, _round_for_cache(turned_first * key_factor, kind), mask=in_half)
+        tl.store(KEYS + target + HALF + half, _round_for_cache(turned_second * key_factor, kind), mask=in_half)
+        if REST > 0:
+            tl.store(KEYS + target + tail, _round_for_cache(rest * key_factor, kind), mask=in_tail)
+
+
+def rope_write_kv(
+    qkv: Tensor,
+    cache: TritonCache,
+    layer: int,
+    plan: TritonPlan,
+    rotation: tuple[RopeTable, QKNorm | None],
+    num_pairs: int,
+) -> None:
+    """Rotates queries in place, stores keys and values; tokens without a slot are left as they are.
+
+    `num_pairs` is how many pairs (token, head) a program takes. Raises ValueError for tables or weights that do not
+    fit the step or the heads.
+    """
+    spec, (rope, qk_norm) = cache.spec, rotation
+    num_heads = qkv.shape[1] // spec.head_dim - 2 * spec.num_kv_heads
+    half = rope.cos.shape[1]
+    _check(rope, qk_norm, plan, spec.head_dim)
+    rest = spec.head_dim - 2 * half
+    num_tokens = plan.batch.num_tokens
+    programs = sum(triton.cdiv(num_tokens * n, num_pairs) for n in (num_heads, spec.num_kv_heads, spec.num_kv_heads))
+    key_scale, value_scale = spec.layer_scales(layer)
+    norms = (qkv, qkv) if qk_norm is None else (qk_norm.q_weight, qk_norm.k_weight)
+    keys, values = cache.layers[layer]
+    _rope_write_kv[(programs,)](
+        qkv,
+        keys,
+        values,
+        plan.slots,
+        plan.batch.positions,
+        rope.cos,
+        rope.sin,
+        *norms,
+        num_tokens,
+        0.0 if qk_norm is None else qk_norm.eps,
+        1.0 / key_scale,
+        1.0 / value_scale,
+        keys.stride(0),
+        HAS_NORM=qk_norm is not None,
+        NUM_HEADS=num_heads,
+        KV_HEADS=spec.num_kv_heads,
+        HEAD_DIM=spec.head_dim,
+        HALF=half,
+        PADDED_HALF=triton.next_power_of_2(half),
+        REST=rest,
+        PADDED_REST=triton.next_power_of_2(max(1, rest)),
+        PADDED_DIM=triton.next_power_of_2(spec.head_dim),
+        BLOCK_SIZE=spec.block_size,
+        PAIRS=num_pairs,
+        num_warps=4,
+    )
+
+
+def _check(rope: RopeTable, qk_norm: QKNorm | None, plan: TritonPlan, head_dim: int) -> None:
+    cos, sin = rope.cos, rope.sin
+    if len(cos) < plan.batch.max_context_len or cos.shape != sin.shape or cos.dtype != torch.float32:
+        raise ValueError(
+            f"rope has {tuple(cos.shape)} cosines and {tuple(sin.shape)} sines of {cos.dtype}; the step needs fp32 "
+            f"and {plan.batch.max_context_len} positions"
+        )
+    if 2 * cos.shape[1] > head_dim or not (cos.is_contiguous() and sin.is_contiguous()):
+        raise ValueError(f"rope rotates {2 * cos.shape[1]} dimensions of a head of {head_dim}, from contiguous tables")
+    for weight in () if qk_norm is None else (qk_norm.q_weight, qk_norm.k_weight):
+        if weight.shape != (head_dim,) or not weight.is_contiguous() or weight.dtype != qk_norm.q_weight.dtype:  # type: ignore[union-attr]
+            raise ValueError(f"a norm's weight is {tuple(weight.shape)} {weight.dtype}, must be ({head_dim},)")

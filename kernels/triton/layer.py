@@ -1,0 +1,145 @@
+"""One layer's attention as the kernels take it: sizes, factors and launch configurations, derived from the API's specs.
+
+Knows specs and dtypes; knows no tensors and no batch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.api import KV_PARTITION, AttentionSpec, KVCacheSpec
+from kernels.triton.configs import DecodeConfig, PrefillConfig, attention_configs
+
+_LOG2_E = math.log2(math.e)
+_TRITON_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+
+
+@dataclass(frozen=True)
+class DeviceShape:
+    """What launches depend on besides a step's sizes."""
+
+    # The architecture whose tables are used: see configs.architecture.
+    arch: int
+    num_multiprocessors: int
+    # Most memory for partial results of decode.
+    scratch_bytes: int = 512 << 20
+    # Pairs (token, head) that a program rotates.
+    rotated_pairs: int = 16
+
+
+def compute_dtype(query: torch.dtype, cache: torch.dtype) -> torch.dtype:
+    """What scores and weights are multiplied in.
+
+    fp16 for an e4m3 cache: the hardware converts to it in one instruction, to bf16 in two. Raises ValueError for a pair
+    of dtypes whose product would lose what one of them holds.
+    """
+    if query in _TRITON_DTYPES:
+        if cache == torch.float8_e4m3fn:
+            return torch.float16
+        if cache == query or (query == torch.float32 and cache in _TRITON_DTYPES):
+            return query
+    raise ValueError(
+        f"a {cache} KV cache cannot serve {query} activations; use the activations' dtype or float8_e4m3fn"
+    )
+
+
+@dataclass(frozen=True)
+class LayerAttention:
+    """Sizes and factors of a layer; `key_scale` and `value_scale` undo an fp8 cache's scaling."""
+
+    spec: AttentionSpec
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    compute: torch.dtype
+    key_scale: float
+    value_scale: float
+    device: DeviceShape
+    # Fixed partitions in prefill too, and one kind of matrix instruction: see prefill.py.
+    partitioned: bool
+
+    @property
+    def num_heads(self) -> int:
+        return self.spec.num_heads
+
+    @property
+    def window(self) -> int | None:
+        return self.spec.window
+
+    @property
+    def scratch_bytes(self) -> int:
+        return self.device.scratch_bytes
+
+    @cached_property
+    def group(self) -> int:
+        """Query heads of one KV head."""
+        return self.spec.num_heads // self.num_kv_heads
+
+    @cached_property
+    def padded_dim(self) -> int:
+        return max(16, int(triton.next_power_of_2(self.head_dim)))
+
+    @cached_property
+    def _configs(self) -> tuple[DecodeConfig, PrefillConfig]:
+        return attention_configs(self.device.arch, self.padded_dim, self.compute.itemsize, self.partitioned)
+
+    @property
+    def decode(self) -> DecodeConfig:
+        return self._configs[0]
+
+    @property
+    def prefill(self) -> PrefillConfig:
+        return self._configs[1]
+
+    @property
+    def num_decode_programs(self) -> int:
+        return self.decode.programs_per_multiprocessor * self.device.num_multiprocessors
+
+    @cached_property
+    def kernel_arguments(self) -> dict[str, object]:
+        """The arguments that both attention kernels take."""
+        scale, cap = self.spec.scale * self.key_scale, self.spec.soft_cap
+        return {
+            # softmax.py: scores are taken to base 2, and a cap is the height of a tanh of e^2y = 2^(2 log2(e) y).
+            "scale": (scale if cap is None else cap) * _LOG2_E,
+            "cap_scale": 0.0 if cap is None else 2 * scale / cap * _LOG2_E,
+            "window": self.window or 0,
+            "HAS_CAP": cap is not None,
+            "HAS_WINDOW": self.window is not None,
+            "GROUP": self.group,
+            "KV_HEADS": self.num_kv_heads,
+            "HEAD_DIM": self.head_dim,
+            "PADDED_DIM": self.padded_dim,
+            "BLOCK_SIZE": self.block_size,
+            "PARTITION": KV_PARTITION,
+            "COMPUTE": _TRITON_DTYPES[self.compute],
+            "PRECISION": "ieee",
+        }
+
+
+def layer_attention(
+    spec: AttentionSpec, cache: KVCacheSpec, layer: int, query: torch.dtype, device: DeviceShape, partitioned: bool
+) -> LayerAttention:
+    """Raises ValueError for sizes, scales or dtypes that do not fit each other."""
+    if spec.num_heads % cache.num_kv_heads:
+        raise ValueError(f"num_heads {spec.num_heads} must be a multiple of the cache's {cache.num_kv_heads} KV heads")
+    if spec.scale <= 0 or (spec.window is not None and spec.window < 1):
+        raise ValueError(f"scale {spec.scale} and window {spec.window} must be positive")
+    key_scale, value_scale = cache.layer_scales(layer)
+    return LayerAttention(
+        spec=spec,
+        num_kv_heads=cache.num_kv_heads,
+        head_dim=cache.head_dim,
+        block_size=cache.block_size,
+        compute=compute_dtype(query, cache.dtype),
+        key_scale=key_scale,
+        value_scale=value_scale,
+        device=device,
+        partitioned=partitioned,
+    )

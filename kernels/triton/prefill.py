@@ -1,0 +1,204 @@
+"""Attention of rows of several tokens: prompts and their chunks, over whatever prefix the cache holds.
+
+Knows queries, the cache of one layer and a work list; knows no decode rows. A program takes BLOCK_M consecutive
+pairs (token, query head of one KV head) of a row, so that a tile of keys serves a whole group. Keys and values are
+read from the cache, those of this very step too. Heaviest blocks go first.
+
+PARTITIONED computes each partition of KV_PARTITION positions by itself and folds them ascending, which is decode's
+arithmetic: a token gets the same bits in a chunk of any length. Without it one running softmax goes over all
+positions.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.triton.layer import LayerAttention
+from kernels.triton.metadata import TritonPlan, find_row
+from kernels.triton.pages import tile_blocks, tile_rows
+from kernels.triton.softmax import LOWEST, attend_tile, fold_weights, score_tile
+
+
+@triton.jit
+def _attend_range(
+    acc,
+    total,
+    highest,
+    q,
+    keys,
+    values,
+    table,
+    first,
+    end,
+    positions,
+    lowest,
+    context,
+    stride_block,
+    scale,
+    cap_scale,
+    MASKED: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The state after the tiles of [first, end): row m sees lowest[m] .. positions[m]; all of them when not MASKED."""
+    offsets = tl.arange(0, TILE)
+    dim = tl.arange(0, PADDED_DIM)
+    real = dim < HEAD_DIM
+    blocks = tile_blocks(table, first, end, BLOCK_SIZE, TILE)
+    for t0 in range(first, end, TILE):
+        position = t0 + offsets
+        lines = tile_rows(blocks, position, stride_block, BLOCK_SIZE, TILE, HEAD_DIM)
+        blocks = tile_blocks(table, t0 + TILE, end, BLOCK_SIZE, TILE)
+        if MASKED:
+            stored = position < context
+            k = tl.load(keys + lines[None, :] + dim[:, None], mask=stored[None, :] & real[:, None], other=0.0)
+            v = tl.load(values + lines[:, None] + dim[None, :], mask=stored[:, None] & real[None, :], other=0.0)
+        elif PADDED_DIM != HEAD_DIM:
+            k = tl.load(keys + lines[None, :] + dim[:, None], mask=real[:, None], other=0.0)
+            v = tl.load(values + lines[:, None] + dim[None, :], mask=real[None, :], other=0.0)
+        else:
+            k = tl.load(keys + lines[None, :] + dim[:, None])
+            v = tl.load(values + lines[:, None] + dim[None, :])
+        scores = score_tile(q, k.to(COMPUTE), cap_scale, HAS_CAP, PRECISION)
+        if MASKED:
+            seen = position[None, :] <= positions[:, None]
+            if HAS_WINDOW:
+                seen = seen & (position[None, :] >= lowest[:, None])
+            scores = tl.where(seen, scores, -float("inf"))
+        acc, total, highest = attend_tile(acc, total, highest, scores, v.to(COMPUTE), scale, PRECISION)
+    return acc, total, highest
+
+
+@triton.jit
+def _prefill(
+    QUERY,
+    KEYS,
+    VALUES,
+    TABLES,
+    QUERY_STARTS,
+    CONTEXTS,
+    PREFILL_STARTS,
+    OUT,
+    num_rows,
+    query_stride,
+    table_stride,
+    stride_block,
+    scale,
+    cap_scale,
+    value_scale,
+    window,
+    HAS_CAP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    GROUP: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    TILE: tl.constexpr,
+    PARTITION: tl.constexpr,
+    PARTITIONED: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    query_block = tl.num_programs(0) // KV_HEADS - 1 - tl.program_id(0) // KV_HEADS
+    kv_head = tl.program_id(0) % KV_HEADS
+    if query_block >= tl.load(PREFILL_STARTS + num_rows):
+        return
+    row = find_row(PREFILL_STARTS, query_block, num_rows)
+    start = tl.load(QUERY_STARTS + row)
+    count = tl.load(QUERY_STARTS + row + 1) - start
+    context = tl.load(CONTEXTS + row)
+    first_pair = (query_block - tl.load(PREFILL_STARTS + row)) * BLOCK_M
+    pair = first_pair + tl.arange(0, BLOCK_M)
+    token = pair // GROUP
+    dim = tl.arange(0, PADDED_DIM)
+    within = (token < count)[:, None] & (dim < HEAD_DIM)[None, :]
+    line = (start + token).to(tl.int64)[:, None]
+    column = ((kv_head * GROUP + pair % GROUP) * HEAD_DIM)[:, None] + dim[None, :]
+    q = tl.load(QUERY + line * query_stride + column, mask=within, other=0.0).to(COMPUTE)
+    positions = context - count + token
+    lowest = positions
+    first_position = context - count + first_pair // GROUP
+    last_position = tl.minimum(context - count + (first_pair + BLOCK_M - 1) // GROUP, context - 1)
+    end = last_position + 1
+    # Tiles [first, inner) are cut by the window's edge, [inner, edge) are full, [edge, end) are cut by the diagonal.
+    first = 0
+    inner = 0
+    if HAS_WINDOW:
+        lowest = positions - window + 1
+        first = tl.maximum(first_position - window + 1, 0) // TILE * TILE
+        inner = (tl.maximum(last_position - window + 1, 0) + TILE - 1) // TILE * TILE
+        inner = tl.minimum(tl.maximum(inner, first), end)
+    edge = tl.maximum((first_position + 1) // TILE * TILE, inner)
+    table = TABLES + row.to(tl.int64) * table_stride
+    keys = KEYS + kv_head * BLOCK_SIZE * HEAD_DIM
+    values = VALUES + kv_head * BLOCK_SIZE * HEAD_DIM
+    acc = tl.zeros([BLOCK_M, PADDED_DIM], tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    highest = tl.full([BLOCK_M], LOWEST, tl.float32)
+    if PARTITIONED:
+        for low in range(first // PARTITION * PARTITION, end, PARTITION):
+            part, part_total, part_highest = _attend_range(
+                tl.zeros([BLOCK_M, PADDED_DIM], tl.float32), tl.zeros([BLOCK_M], tl.float32),
+                tl.full([BLOCK_M], LOWEST, tl.float32), q, keys, values, table, tl.maximum(low, first),
+                tl.minimum(low + PARTITION, end), positions, lowest, context, stride_block, scale, cap_scale,
+                True, HAS_CAP, HAS_WINDOW, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, TILE, COMPUTE, PRECISION,
+            )  # fmt: skip
+            highest, keep, add = fold_weights(highest, part_highest)
+            total = tl.fma(part_total, add, total * keep)
+            acc = tl.fma(part, add[:, None], acc * keep[:, None])
+    else:
+        if HAS_WINDOW:
+            acc, total, highest = _attend_range(
+                acc, total, highest, q, keys, values, table, first, inner, positions, lowest, context, stride_block,
+                scale, cap_scale, True, HAS_CAP, HAS_WINDOW, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, TILE, COMPUTE, PRECISION,
+            )  # fmt: skip
+        acc, total, highest = _attend_range(
+            acc, total, highest, q, keys, values, table, inner, edge, positions, lowest, context, stride_block,
+            scale, cap_scale, False, HAS_CAP, HAS_WINDOW, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, TILE, COMPUTE, PRECISION,
+        )  # fmt: skip
+        acc, total, highest = _attend_range(
+            acc, total, highest, q, keys, values, table, edge, end, positions, lowest, context, stride_block,
+            scale, cap_scale, True, HAS_CAP, HAS_WINDOW, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, TILE, COMPUTE, PRECISION,
+        )  # fmt: skip
+    result = acc / total[:, None] * value_scale
+    tl.store(OUT + line * (KV_HEADS * GROUP * HEAD_DIM) + column, result.to(OUT.dtype.element_ty), mask=within)
+
+
+def prefill_attention(
+    qkv: Tensor, kv: tuple[Tensor, Tensor], plan: TritonPlan, layer: LayerAttention, out: Tensor
+) -> None:
+    """Writes the attention of the plan's rows of several tokens into `out`; arguments as decode_attention's."""
+    batch, config = plan.batch, layer.prefill
+    starts = plan.work(layer.window, layer.group, config.block_m).prefill_starts
+    # Each row has at most one block more than its pairs fill.
+    most = batch.num_tokens * layer.group // config.block_m + batch.num_rows
+    _prefill[(most * layer.num_kv_heads,)](
+        qkv,
+        *kv,
+        batch.block_tables,
+        batch.query_starts,
+        plan.contexts,
+        starts,
+        out,
+        batch.num_rows,
+        qkv.stride(0),
+        batch.block_tables.stride(0),
+        kv[0].stride(0),
+        value_scale=layer.value_scale,
+        **layer.kernel_arguments,
+        PARTITIONED=layer.partitioned,
+        BLOCK_M=config.block_m,
+        TILE=config.tile,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
