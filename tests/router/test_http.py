@@ -104,7 +104,7 @@ async def test_what_a_chat_cannot_do_is_refused_by_its_path(model_dir: Path) -> 
         ({"messages": []}, "messages"),
         ({}, "messages"),
         ({"messages": [user], "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-        ({"messages": [user], "response_format": {"type": "json_object"}}, "response_format"),
+        ({"messages": [user], "response_format": {"type": "xml"}}, "response_format.type"),
         ({"messages": [user], "echo": True}, "echo"),
         ({"messages": [user], "modalities": ["audio"]}, "modalities"),
     ]
