@@ -28,6 +28,10 @@ class SchedulerConfig:
         None, "Most tokens computed in one step; the worker's limit when unset.", limits=_AT_LEAST_ONE
     )
     enable_prefix_caching: bool = option(True, "Reuse the cached blocks of prompts that begin alike.")
+    share_prefixes_between_tenants: bool = option(
+        False,
+        "Let tenants find each other's cached prompts; whoever guesses one can tell by the time that it was there.",
+    )
     max_waiting_requests: int = option(
         2048, "Requests that may wait; one more is refused with a delay to retry after.", limits=_AT_LEAST_ONE
     )

@@ -17,6 +17,7 @@ def core_limits(config: SchedulerConfig) -> CoreLimits:
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         enable_prefix_caching=config.enable_prefix_caching,
+        tenants_share_prefixes=config.share_prefixes_between_tenants,
         policy=SchedulingPolicy(config.scheduling_policy),
         aging_ns=int(config.aging_time * 1e9),
         tenant_weights=tenant_weights(config.tenant_weights),

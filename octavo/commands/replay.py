@@ -71,6 +71,7 @@ _FIELD_OF = {
     "max_num_seqs": "max_num_seqs",
     "max_num_batched_tokens": "max_num_batched_tokens",
     "enable_prefix_caching": "enable_prefix_caching",
+    "share_prefixes_between_tenants": "tenants_share_prefixes",
     "max_waiting_requests": "max_waiting",
     "max_waiting_tokens": "max_waiting_tokens",
     "max_waiting_requests_per_tenant": "max_waiting_per_tenant",

@@ -50,12 +50,21 @@ class KvSpace:
         "fingerprint",
         "host",
         "pool",
+        "tenants_share",
     )
 
     def __init__(
-        self, fingerprint: str, block_size: int, num_blocks: int, caching: bool, num_host_blocks: int = 0
+        self,
+        fingerprint: str,
+        block_size: int,
+        num_blocks: int,
+        caching: bool,
+        num_host_blocks: int = 0,
+        *,
+        tenants_share: bool = False,
     ) -> None:
         self.fingerprint = fingerprint
+        self.tenants_share = tenants_share
         self.block_size = block_size
         self.caching = caching
         self.pool = BlockPool(num_blocks)
@@ -224,7 +233,8 @@ class KvSpace:
             chain = chain.other
         if chain is None:
             request = sequence.request
-            names = (request.adapter, request.tenant, request.cache_salt)
+            tenant = "" if self.tenants_share else request.tenant
+            names = (request.adapter, tenant, request.cache_salt)
             known = (request.block_names or {}).get((self.fingerprint, self.block_size), ())
             chain = PrefixChain(self.fingerprint, self.block_size, names, known)
             chain.other, sequence.chain = sequence.chain, chain

@@ -56,6 +56,8 @@ class CoreLimits:
     than this run."""
     enable_prefix_caching: bool = True
     """Whether full blocks are findable by their content, also while another sequence computes them."""
+    tenants_share_prefixes: bool = False
+    """Whether a tenant finds the blocks of another one's prompts, and so could learn by their speed what they were."""
     max_unanswered_plans: int = 2
     """Plans that a replica may hold unanswered (pipelining depth)."""
     progress_tokens: int = 32

@@ -32,7 +32,7 @@ class Replica:
 
     def __init__(self, spec: ReplicaSpec, limits: CoreLimits) -> None:
         self.spec = spec
-        self.rows = Rows(spec, limits.enable_prefix_caching)
+        self.rows = Rows(spec, limits.enable_prefix_caching, tenants_share=limits.tenants_share_prefixes)
         self.kv = self.rows.kv
         self.max_step_tokens = min(spec.max_step_tokens, limits.max_num_batched_tokens or spec.max_step_tokens)
         self.max_running = min(spec.num_slots, limits.max_num_seqs or spec.num_slots, self.max_step_tokens)

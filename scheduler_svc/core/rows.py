@@ -25,9 +25,16 @@ _rank = attrgetter("rank")
 class Rows:
     """The sequences of one replica."""
 
-    def __init__(self, spec: ReplicaSpec, caching: bool) -> None:
+    def __init__(self, spec: ReplicaSpec, caching: bool, *, tenants_share: bool = False) -> None:
         self._replica_id = spec.replica_id
-        self.kv = KvSpace(spec.fingerprint, spec.block_size, spec.num_device_blocks, caching, spec.num_host_blocks)
+        self.kv = KvSpace(
+            spec.fingerprint,
+            spec.block_size,
+            spec.num_device_blocks,
+            caching,
+            spec.num_host_blocks,
+            tenants_share=tenants_share,
+        )
         self.in_flight = InFlight(self.kv)
         """Who computes which block next."""
         self.priorities: Counter[int] = Counter()

@@ -56,6 +56,15 @@ def test_tenant_salt_and_adapter_keep_apart(house: House, other: dict[str, str])
     assert cached(run_one(house, list(range(9)), **other)) == 8
 
 
+def test_tenants_share_by_the_operators_setting_alone_and_a_salt_still_narrows() -> None:
+    house = House(CoreLimits(tenants_share_prefixes=True))
+    house.attach(spec(block_size=4))
+    run_one(house, list(range(9)), tenant="one")
+    assert cached(run_one(house, list(range(9)), tenant="two")) == 8
+    assert cached(run_one(house, list(range(9)), tenant="two", cache_salt="s")) == 0
+    assert cached(run_one(house, list(range(9)), tenant="one", cache_salt="s")) == 8
+
+
 def test_names_cannot_be_shifted_into_one_another() -> None:
     assert PrefixChain("f", 4, ("ab", "c", "")).root != PrefixChain("f", 4, ("a", "bc", "")).root
     assert PrefixChain("f", 4, ("", "", "x")).root != PrefixChain("g", 4, ("", "", "x")).root
