@@ -19,10 +19,10 @@ def open_backend(
 ) -> Backend:
     """The backend of that name with its thread count set (None: left as it is).
 
-    "auto" is the Triton kernels for a CUDA `device`; for the CPU, which None means, it is the C++ kernels where they were
-    built and load, else the reference, with a warning that gives the reason. `batch_invariant` is for the Triton kernels:
-    the others always try to be. Raises RuntimeError with the reason when "cpu" or "triton" is wanted and cannot serve,
-    ValueError for an unknown name.
+    "auto" is the Triton kernels for a CUDA `device`; for the CPU, which None means, it is the C++ kernels where they
+    were built and load, else the reference, with a warning that gives the reason. `batch_invariant` is for the Triton
+    kernels: the others always try to be. Raises RuntimeError with the reason when "cpu" or "triton" is wanted and
+    cannot serve, ValueError for an unknown name.
     """
     if name not in BACKEND_CHOICES:
         raise ValueError(f"kernels {name!r} is not one of {', '.join(BACKEND_CHOICES)}")

@@ -31,7 +31,7 @@ def test_the_reference_by_name_with_its_threads() -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"'cuda' is not one of auto, reference, cpu"):
+    with pytest.raises(ValueError, match=r"'cuda' is not one of auto, reference, cpu, triton"):
         open_backend("cuda", None)
 
 
@@ -49,6 +49,22 @@ def test_without_the_cpu_kernels_auto_warns_and_cpu_raises_with_the_reason() -> 
     assert "kernels.cpu does not import" in reason
     assert "slow reference kernels" in result.stderr
     assert "kernels.cpu does not import" in result.stderr
+
+
+def test_triton_kernels_without_a_gpu_are_refused_with_the_reason_and_not_imported() -> None:
+    result = run_python(
+        "import sys, torch\n"
+        "from kernels.select import open_backend\n"
+        "torch.cuda.is_available = lambda: False\n"
+        "for name, device in (('triton', None), ('auto', 'cuda'), ('triton', 'cpu')):\n"
+        "    try: open_backend(name, 1, device and torch.device(device))\n"
+        "    except RuntimeError as error: print(error)\n"
+        "assert 'kernels.triton' not in sys.modules\n"
+    )
+    reasons = result.stdout.splitlines()
+    assert len(reasons) == 3
+    assert all("the triton kernels cannot serve" in reason for reason in reasons)
+    assert "not on cpu" in reasons[2]
 
 
 def test_our_package_imports_nothing_of_itself() -> None:
