@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, TypeVar
 
 import grpc
@@ -24,20 +24,20 @@ from octavo.v1 import inference_pb2 as pb
 from octavo.v1 import inference_pb2_grpc as pb_grpc
 from router.access.gate import Gate
 from router.access.grpc_gate import GrpcGate
+from router.echo import with_prompt
 from router.errors import Exhausted, InternalError, InvalidRequest, RouterError
 from router.front import FrontDoor
+from router.grpc_reading import read_chat, read_generate, read_tokenize
 from router.grpc_wire import (
     StreamResponse,
     UnaryResponse,
     field_of,
-    read_chat,
-    read_generate,
     write_answer,
     write_event,
 )
 from router.metrics import RouterMetrics
 from router.prepared import Prepared
-from router.requests import AnswerBuilder, GenerationRequest, clean_request_id
+from router.requests import AnswerBuilder, Event, GenerationRequest, clean_request_id
 from router.traces import INCOMING
 
 _LOG = logging.getLogger(__name__)
@@ -105,33 +105,55 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
         return await self._unary(lambda *more: read_chat(request.request, *more), pb.ChatUnaryResponse, context)
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
-        served = self._front.served()
-        if served is None:
-            return pb.ListModelsResponse()
-        model = pb.Model(
-            name=self._front.model,
-            max_model_len=served.info.max_model_len,
-            vocab_size=served.info.vocab_size,
-            ready=self._front.readiness().ready,
-        )
-        return pb.ListModelsResponse(models=[model])
+        models = [
+            pb.Model(
+                name=served.info.name,
+                max_model_len=served.info.max_model_len,
+                vocab_size=served.info.vocab_size,
+                ready=self._front.readiness().ready,
+            )
+            for served in self._front.models()
+        ]
+        return pb.ListModelsResponse(models=models)
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
+        async with _statuses(context, self._front.metrics):
+            found = await self._front.tokenize(request.model, read_tokenize(request))
+            return pb.TokenizeResponse(
+                token_ids=found.token_ids, texts=found.token_texts, max_model_len=found.max_model_len
+            )
+        raise AssertionError("a call ends inside the block")
+
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
+        async with _statuses(context, self._front.metrics):
+            ids, skips = list(request.token_ids), request.skip_special_tokens
+            return pb.DetokenizeResponse(
+                text=await self._front.detokenize(request.model, ids, skip_special_tokens=skips)
+            )
+        raise AssertionError("a call ends inside the block")
 
     async def _stream(self, read: Read, response_type: type[_Stream], context: Context) -> None:
         async with _statuses(context, self._front.metrics):
             prepared = await self._prepare(read, context)
-            async with self._front.answer(prepared) as events:
+            if prepared.params.best_of > prepared.params.n:
+                raise InvalidRequest(
+                    "best_of",
+                    f"best_of {prepared.params.best_of} must equal n in a streaming call: which is best is known at "
+                    "the end only; use the unary call",
+                )
+            async with self._answer(prepared) as events:
                 async for event in events:
-                    response = response_type(request_id=_shown_id(prepared), model=prepared.options.model)
+                    response = response_type(request_id=prepared.shown_id, model=prepared.options.model)
                     await context.write(write_event(response, event))
 
     async def _unary(self, read: Read, response_type: type[_Unary], context: Context) -> _Unary:
         async with _statuses(context, self._front.metrics):
             prepared = await self._prepare(read, context)
             builder = AnswerBuilder()
-            async with self._front.answer(prepared) as events:
+            async with self._answer(prepared) as events:
                 async for event in events:
                     builder.add(event)
-            response = response_type(request_id=_shown_id(prepared), model=prepared.options.model)
+            response = response_type(request_id=prepared.shown_id, model=prepared.options.model)
             write_answer(response, builder.build())
             return response
         raise AssertionError("a call ends inside the block")
@@ -139,11 +161,19 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
     async def _prepare(self, read: Read, context: Context) -> Prepared:
         INCOMING.set(_metadata(context, HEADER))
         (prepared,) = await self._front.prepare(read(_deadline_s(context), _metadata(context, _ID_KEY)))
+        await context.send_initial_metadata(((_ID_KEY, prepared.shown_id),))
         return prepared
 
-
-def _shown_id(prepared: Prepared) -> str:
-    return prepared.options.request_id or prepared.internal_id
+    @contextlib.asynccontextmanager
+    async def _answer(self, prepared: Prepared) -> AsyncIterator[AsyncGenerator[Event, None]]:
+        async with self._front.answer(prepared) as events:
+            if prepared.params.echo:
+                async with contextlib.aclosing(
+                    with_prompt(events, prepared, self._front.require_text().tokenizer)
+                ) as echoed:
+                    yield echoed
+            else:
+                yield events
 
 
 def _deadline_s(context: Context) -> float | None:

@@ -1,117 +1,32 @@
-"""Between octavo.v1's messages and the shapes of `router.requests`; nothing else reads or builds these messages.
-
-A field that a client left unset stays unset, so that the rules of `router.sampling` see what was said.
-"""
+"""Answers as octavo.v1's messages; nothing else builds them. `grpc_reading` reads the requests."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Iterable
+from typing import TypeAlias
 
 from octavo.v1 import inference_pb2 as pb
 from router.errors import InvalidRequest, RouterError
+from router.replies.types import ToolCallDelta
 from router.requests import (
     Answer,
-    ChatPrompt,
     ChoiceEnd,
-    CompletionPrompt,
     Event,
-    GenerationRequest,
     PromptInfo,
     QueueInfo,
-    RequestOptions,
     TextDelta,
     TokenInfo,
     Usage,
 )
-from router.sampling import SamplingRequest
-from router.structured.message import read_structured_output
-from router.text.prompt import ChatOptions
 
 StreamResponse: TypeAlias = pb.GenerateResponse | pb.ChatResponse
 UnaryResponse: TypeAlias = pb.GenerateUnaryResponse | pb.ChatUnaryResponse
 
-_PLAIN_FIELDS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "max_tokens",
-    "min_tokens",
-    "n",
-)
-_FINISH = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}
-
-
-def read_generate(request: pb.GenerateRequest, deadline_s: float | None, request_id: str) -> GenerationRequest:
-    """A Generate request. Raises InvalidRequest for what is not supported."""
-    _refuse_resume(request.resume)
-    kind = request.WhichOneof("prompt")
-    if kind is None:
-        raise InvalidRequest("prompt", "prompt: one of text and token_ids must be set")
-    value: object = request.text if kind == "text" else list(request.token_ids.ids)
-    return GenerationRequest(
-        CompletionPrompt(value),
-        _sampling(request),
-        _options(request, deadline_s, request_id),
-        read_structured_output(request.sampling),
-    )
-
-
-def read_chat(request: pb.ChatRequest, deadline_s: float | None, request_id: str) -> GenerationRequest:
-    """A Chat request. Raises InvalidRequest for what is not supported."""
-    _refuse_resume(request.resume)
-    opens = request.add_generation_prompt if request.HasField("add_generation_prompt") else None
-    options = ChatOptions(add_generation_prompt=opens, continue_final_message=request.continue_final_message)
-    messages = [_message(message) for message in request.messages]
-    return GenerationRequest(
-        ChatPrompt(messages, options),
-        _sampling(request),
-        _options(request, deadline_s, request_id),
-        read_structured_output(request.sampling),
-    )
-
-
-def _message(message: pb.ChatMessage) -> Mapping[str, str]:
-    named = {"name": message.name} if message.name else {}
-    return {"role": message.role, "content": message.content, **named}
-
-
-def _refuse_resume(resume: bytes) -> None:
-    if resume:
-        raise InvalidRequest("resume", "resume: this server does not continue answers of other routers; leave it empty")
-
-
-def _sampling(request: pb.GenerateRequest | pb.ChatRequest) -> SamplingRequest:
-    asked, output = request.sampling, request.output
-    said: dict[str, Any] = {name: getattr(asked, name) for name in _PLAIN_FIELDS if asked.HasField(name)}  # type: ignore[arg-type]
-    return SamplingRequest(
-        **said,
-        logit_bias=dict(asked.logit_bias) or None,
-        stop=list(asked.stop) or None,
-        stop_token_ids=list(asked.stop_token_ids) or None,
-        ignore_eos=asked.ignore_eos,
-        logprobs=output.logprobs if output.HasField("logprobs") else None,
-        prompt_logprobs=output.prompt_logprobs if output.HasField("prompt_logprobs") else None,
-        skip_special_tokens=not output.include_special_tokens,
-    )
-
-
-def _options(request: pb.GenerateRequest | pb.ChatRequest, deadline_s: float | None, request_id: str) -> RequestOptions:
-    options = request.options
-    return RequestOptions(
-        model=request.model,
-        request_id=options.request_id or request_id,
-        priority=options.priority,
-        cache_salt=options.cache_salt,
-        adapter=options.adapter,
-        queue_events=options.queue_events,
-        deadline_s=deadline_s,
-    )
+_FINISH = {
+    "stop": pb.FINISH_REASON_STOP,
+    "length": pb.FINISH_REASON_LENGTH,
+    "tool_calls": pb.FINISH_REASON_TOOL_CALLS,
+}
 
 
 def write_event(response: StreamResponse, event: Event) -> StreamResponse:
@@ -149,7 +64,13 @@ def _delta(delta: TextDelta) -> pb.Delta:
         start_index=delta.start_index,
         token_ids=delta.token_ids,
         logprobs=_tokens(delta.logprobs),
+        reasoning=delta.reasoning,
+        tool_calls=map(_tool_call, delta.tool_calls) if delta.tool_calls else (),
     )
+
+
+def _tool_call(call: ToolCallDelta) -> pb.ToolCallDelta:
+    return pb.ToolCallDelta(index=call.index, id=call.call_id, name=call.name, arguments_json=call.arguments)
 
 
 def _finished(end: ChoiceEnd) -> pb.ChoiceFinished:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from functools import reduce
 from operator import add
 
+from router.echo import prompt_text
 from router.openai.schema import AnswerForm
 from router.openai.shapes import (
     Json,
@@ -143,10 +144,7 @@ class CompletionFormat:
         }
 
     def _prompt_text(self, position: int) -> str:
-        prepared = self._prepared[position]
-        if prepared.prompt_text is not None:
-            return prepared.prompt_text
-        return self._tokenizer.decode(prepared.prompt_ids)
+        return prompt_text(self._prepared[position], self._tokenizer)
 
     def _echoed(self, position: int, found: PromptInfo | None) -> tuple[TokenInfo, ...]:
         if not self._form.echo_logprobs:
