@@ -10,18 +10,11 @@ import grpc
 import grpc.aio
 
 from octavo.client.access import Tls, choose_credentials, with_key
+from octavo.client.asking import Message, chat_request, generate_request, tokenize_request
 from octavo.client.blocking import DEFAULT_ADDRESS
 from octavo.client.errors import from_rpc_error
-from octavo.client.types import Delta, Model, Options, Result
-from octavo.client.wire import (
-    CHANNEL_OPTIONS,
-    Message,
-    ResultBuilder,
-    chat_request,
-    generate_request,
-    read_models,
-    read_result,
-)
+from octavo.client.types import ChatOptions, Delta, GenerateOptions, Model, Result, Tokens
+from octavo.client.wire import CHANNEL_OPTIONS, ResultBuilder, read_models, read_result, read_tokens
 from octavo.v1 import inference_pb2 as pb
 from octavo.v1 import inference_pb2_grpc as pb_grpc
 
@@ -95,7 +88,7 @@ class AsyncClient:
         *,
         stream: Literal[False] = False,
         timeout_s: float | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[GenerateOptions],
     ) -> Result: ...
 
     @overload
@@ -105,7 +98,7 @@ class AsyncClient:
         *,
         stream: Literal[True],
         timeout_s: float | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[GenerateOptions],
     ) -> AsyncDeltaStream: ...
 
     async def generate(
@@ -114,7 +107,7 @@ class AsyncClient:
         *,
         stream: bool = False,
         timeout_s: float | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[GenerateOptions],
     ) -> Result | AsyncDeltaStream:
         """Continue a prompt given as text or token ids. Raises OctavoError; a stream raises it while iterated."""
         request = generate_request(prompt, self.model, options)
@@ -130,7 +123,7 @@ class AsyncClient:
         *,
         stream: Literal[False] = False,
         timeout_s: float | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[ChatOptions],
     ) -> Result: ...
 
     @overload
@@ -140,7 +133,7 @@ class AsyncClient:
         *,
         stream: Literal[True],
         timeout_s: float | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[ChatOptions],
     ) -> AsyncDeltaStream: ...
 
     async def chat(
@@ -149,13 +142,28 @@ class AsyncClient:
         *,
         stream: bool = False,
         timeout_s: float | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[ChatOptions],
     ) -> Result | AsyncDeltaStream:
         """Answer a conversation: mappings of role and content. Raises OctavoError as `generate` does."""
         request = chat_request(messages, self.model, options)
         if stream:
             return AsyncDeltaStream(self._stub.Chat(request, timeout=timeout_s))
         return read_result(await _call(self._stub.ChatUnary, pb.ChatUnaryRequest(request=request), timeout_s))
+
+    async def tokenize(
+        self, prompt: str | Sequence[Message], *, timeout_s: float | None = None, **options: Unpack[ChatOptions]
+    ) -> Tokens:
+        """The tokens of text, or of a conversation as `chat` would run it. Text takes `add_special_tokens` alone."""
+        request = tokenize_request(prompt, self.model, options)
+        return read_tokens(await _call(self._stub.Tokenize, request, timeout_s))
+
+    async def detokenize(
+        self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, timeout_s: float | None = None
+    ) -> str:
+        """The text of token ids."""
+        request = pb.DetokenizeRequest(model=self.model, token_ids=token_ids, skip_special_tokens=skip_special_tokens)
+        text: str = (await _call(self._stub.Detokenize, request, timeout_s)).text
+        return text
 
     async def models(self, *, timeout_s: float | None = None) -> list[Model]:
         """What the router serves now."""

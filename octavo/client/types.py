@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict
 
-FinishReason: TypeAlias = Literal["stop", "length"]
+FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
 
 
 class Options(TypedDict, total=False):
@@ -30,13 +30,51 @@ class Options(TypedDict, total=False):
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     n: int
+    best_of: int
+    structured_output: Mapping[str, Any]
+    """One of json_schema (a mapping), json_object (True), regex, choice (a list of texts) and grammar."""
     logprobs: int
     prompt_logprobs: int
     include_special_tokens: bool
+    include_stop_string: bool
+    truncate_prompt_tokens: int
+    add_special_tokens: bool
     request_id: str
     priority: int
     cache_salt: str
     adapter: str
+
+
+class GenerateOptions(Options, total=False):
+    """What `generate` takes beside."""
+
+    echo: bool
+
+
+class ChatOptions(Options, total=False):
+    """What `chat` takes beside."""
+
+    tools: Sequence[Mapping[str, Any]]
+    """In OpenAI's form: {"type": "function", "function": {"name": …, "description": …, "parameters": {…}}}."""
+    tool_choice: str | Mapping[str, Any]
+    """"auto", "none", "required", or {"type": "function", "function": {"name": …}}."""
+    parallel_tool_calls: bool
+    hide_reasoning: bool
+    add_generation_prompt: bool
+    continue_final_message: bool
+    template_variables: Mapping[str, Any]
+    documents: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call of a function. In deltas, `id` and `name` come with the first of a call, and `arguments` is what is new."""
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+    """JSON, as the model wrote it."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +97,8 @@ class Delta:
     start_index: int = 0
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -105,6 +145,17 @@ class Choice:
     stop_string: str | None
     stop_token_id: int | None
     receipt: Receipt
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The turn to append to the conversation, before the results of its tool calls."""
+        calls = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in self.tool_calls
+        ]
+        return {"role": "assistant", "content": self.text, **({"tool_calls": calls} if calls else {})}
 
 
 @dataclass(frozen=True)
@@ -131,3 +182,12 @@ class Model:
     max_model_len: int
     vocab_size: int
     ready: bool
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The ids that a prompt would run as, and the text of each alone."""
+
+    token_ids: tuple[int, ...]
+    texts: tuple[str, ...]
+    max_model_len: int

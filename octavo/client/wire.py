@@ -1,14 +1,25 @@
-"""Between the client's types and octavo.v1's messages, for both the blocking and the asyncio client."""
+"""octavo.v1's answers as the client's types, for both the blocking and the asyncio client; `asking` makes requests."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TypeAlias
 
-from octavo.client.types import Choice, Delta, Model, QueuePosition, Receipt, Result, TokenLogprob, Usage
+from octavo.client.types import (
+    Choice,
+    Delta,
+    Model,
+    QueuePosition,
+    Receipt,
+    Result,
+    TokenLogprob,
+    Tokens,
+    ToolCall,
+    Usage,
+)
 from octavo.v1 import inference_pb2 as pb
 
-Message: TypeAlias = Mapping[str, str]
 Event: TypeAlias = Delta | QueuePosition
 
 CHANNEL_OPTIONS = [
@@ -18,40 +29,11 @@ CHANNEL_OPTIONS = [
     ("grpc.keepalive_timeout_ms", 10_000),
 ]
 
-_OUTPUT_FIELDS = frozenset({"logprobs", "prompt_logprobs", "include_special_tokens"})
-_REQUEST_FIELDS = frozenset({"request_id", "priority", "cache_salt", "adapter"})
-_FINISH = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
-
-
-def generate_request(prompt: str | Sequence[int], model: str, options: Mapping[str, Any]) -> pb.GenerateRequest:
-    """A request for text or token ids. Raises TypeError or ValueError for what the schema cannot carry."""
-    request = pb.GenerateRequest(model=model, **_parts(options))
-    if isinstance(prompt, str):
-        request.text = prompt
-    else:
-        request.token_ids.ids.extend(prompt)
-        request.token_ids.SetInParent()
-    return request
-
-
-def chat_request(messages: Sequence[Message], model: str, options: Mapping[str, Any]) -> pb.ChatRequest:
-    """A request for a conversation. A message is a mapping of role and content, and perhaps name."""
-    turns = [pb.ChatMessage(**message) for message in messages]
-    return pb.ChatRequest(model=model, messages=turns, **_parts(options))
-
-
-def _parts(options: Mapping[str, Any]) -> dict[str, Any]:
-    sampling = {name: value for name, value in options.items() if name not in _OUTPUT_FIELDS | _REQUEST_FIELDS}
-    if isinstance(sampling.get("stop"), str):
-        sampling["stop"] = [sampling["stop"]]
-    known = pb.SamplingParams.DESCRIPTOR.fields_by_name
-    if unknown := sampling.keys() - set(known):
-        raise TypeError(f"unknown options: {', '.join(sorted(unknown))}; see octavo.client.Options")
-    return {
-        "sampling": pb.SamplingParams(**sampling),
-        "output": pb.OutputOptions(**{name: options[name] for name in _OUTPUT_FIELDS & options.keys()}),
-        "options": pb.RequestOptions(**{name: options[name] for name in _REQUEST_FIELDS & options.keys()}),
-    }
+_FINISH = {
+    pb.FINISH_REASON_STOP: "stop",
+    pb.FINISH_REASON_LENGTH: "length",
+    pb.FINISH_REASON_TOOL_CALLS: "tool_calls",
+}
 
 
 class ResultBuilder:
@@ -109,8 +91,20 @@ def read_models(response: pb.ListModelsResponse) -> list[Model]:
     return [Model(model.name, model.max_model_len, model.vocab_size, model.ready) for model in response.models]
 
 
+def read_tokens(response: pb.TokenizeResponse) -> Tokens:
+    return Tokens(tuple(response.token_ids), tuple(response.texts), response.max_model_len)
+
+
 def read_delta(delta: pb.Delta) -> Delta:
-    return Delta(delta.text, delta.index, delta.start_index, tuple(delta.token_ids), tuple(_tokens(delta.logprobs)))
+    return Delta(
+        delta.text,
+        delta.index,
+        delta.start_index,
+        tuple(delta.token_ids),
+        tuple(_tokens(delta.logprobs)),
+        delta.reasoning,
+        tuple(ToolCall(call.index, call.id, call.name, call.arguments_json) for call in delta.tool_calls),
+    )
 
 
 def _join(index: int, deltas: Iterable[Delta]) -> Delta:
@@ -121,7 +115,19 @@ def _join(index: int, deltas: Iterable[Delta]) -> Delta:
         0,
         tuple(token_id for part in parts for token_id in part.token_ids),
         tuple(token for part in parts for token in part.logprobs),
+        "".join(part.reasoning for part in parts),
+        _join_calls(call for part in parts for call in part.tool_calls),
     )
+
+
+def _join_calls(deltas: Iterable[ToolCall]) -> tuple[ToolCall, ...]:
+    calls: list[ToolCall] = []
+    for delta in deltas:
+        if delta.index == len(calls):
+            calls.append(delta)
+        else:
+            calls[delta.index] = replace(calls[delta.index], arguments=calls[delta.index].arguments + delta.arguments)
+    return tuple(calls)
 
 
 def _choice(content: Delta, finished: pb.ChoiceFinished) -> Choice:
@@ -146,6 +152,8 @@ def _choice(content: Delta, finished: pb.ChoiceFinished) -> Choice:
             batch_invariant=receipt.batch_invariant,
             seed=receipt.seed,
         ),
+        reasoning=content.reasoning,
+        tool_calls=content.tool_calls,
     )
 
 
