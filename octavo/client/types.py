@@ -68,7 +68,7 @@ class ChatOptions(Options, total=False):
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call of a function. In deltas, `id` and `name` come with the first of a call, and `arguments` is what is new."""
+    """A call of a function. In deltas, `id` and `name` come with a call's first, and `arguments` is what is new."""
 
     index: int
     id: str
