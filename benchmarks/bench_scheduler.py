@@ -2,15 +2,19 @@
 
 Timed, in CPU time: `plan` and `complete` in steady decode, against the number of rows, of waiting sequences and of
 blocks; the lookup of a long prefix; a fleet of 100 replicas in one process. Counted: memory per sequence. Simulated:
-fairness, KV pressure, ways to preempt, prefix savings, and that a budget nobody fills changes nothing. With
-`--vllm-python PATH` (an interpreter that has vllm) vLLM's own Scheduler class is timed beside ours.
+what is in `scheduler_promises.py`. With `--vllm-python PATH` (an interpreter that has vllm) vLLM's own Scheduler class
+is timed beside ours. `--million` does one thing alone, for some minutes: a million distinct prompts, one after the
+other, and what each hundred thousand cost.
 """
 
 from __future__ import annotations
 
 import argparse
+import cProfile
 import gc
 import json
+import pstats
+import resource
 import statistics
 import subprocess
 import time
@@ -20,14 +24,21 @@ from pathlib import Path
 from random import Random
 
 from benchmarks.scheduler_fleet import Costs, Fleet, replica_spec, request
-from scheduler_svc.core.limits import CoreLimits, PreemptionMode, SchedulingPolicy
+from benchmarks.scheduler_promises import (
+    COSTS,
+    UNBOUNDED,
+    Figures,
+    fairness,
+    kv_pressure,
+    preemption_modes,
+    prefix_saving,
+    unfilled_budget,
+)
+from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepPlan, StepResult
 from scheduler_svc.core.scheduler import Scheduler
 
-Figures = dict[str, object]
-UNBOUNDED = {"max_waiting": 10**7, "max_waiting_tokens": 10**12}
 NUM_STEPS = 300
-COSTS = Costs()
 
 
 # Timed ----------------------------------------------------------------------------------------------------------------
@@ -176,132 +187,30 @@ def hundred_replicas(num_replicas: int = 100, num_live: int = 10_000) -> Figures
         "steps_per_second_real": round(4_000 / took),
         "idle_replica_sightings_while_work_waits": idle,
         "running_per_replica": [min(load), max(load)],
+        "time_by_function": profiled(fleet),
     }
 
 
-# Simulated ------------------------------------------------------------------------------------------------------------
+def profiled(fleet: Fleet, num_steps: int = 1_000) -> Figures:
+    """Parts of the core's own time by function, the largest first; the simulated replicas' are not counted."""
+    profile = cProfile.Profile()
+    profile.enable()
+    for _ in range(num_steps):
+        fleet.step()
+    profile.disable()
+    found: dict[str, float] = {}
+    for (path, _, name), (_, _, own, _, _) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
+        if "/scheduler_svc/" in path:
+            found[f"{Path(path).stem}.{name}"] = found.get(f"{Path(path).stem}.{name}", 0.0) + own
+    total = sum(found.values())
+    largest = sorted(found, key=lambda name: -found[name])[:12]
+    return {name: round(found[name] / total, 3) for name in largest}
 
 
-def closed_loop(fleet: Fleet, num_clients: int, num_requests: int, num_in: int, num_out: int) -> float:
-    """Output tokens per virtual second of clients that each send one request after the other."""
-    random = Random(2)
-    numbers = iter(range(1, num_requests + 1))
-
-    def submit_one(_: int = 0) -> None:
-        number = next(numbers, None)
-        if number is not None:
-            fleet.submit(request(number, [random.randrange(50_000) for _ in range(num_in)], num_out))
-
-    fleet.on_finish = submit_one
-    for _ in range(num_clients):
-        submit_one()
-    fleet.run()
-    return fleet.num_output_tokens / (fleet.now / 1e9)
+# Run long -----------------------------------------------------------------------------------------------------------
 
 
-def kv_pressure() -> Figures:
-    """20 clients (128 in, 128 out) with KV for ten, against ten with ample KV."""
-    figures: Figures = {}
-    rates = {}
-    for name, clients, blocks in (("ten, ample", 10, 100_000), ("twenty, KV for ten", 20, 160)):
-        fleet = Fleet(Scheduler())
-        fleet.attach(replica_spec(num_device_blocks=blocks, num_slots=64), COSTS)
-        rates[name] = closed_loop(fleet, clients, 200, 128, 128)
-        replica = fleet.core.statistics().replicas[0]
-        figures[name] = {
-            "tokens_per_second": round(rates[name], 1),
-            "preemptions": replica.num_preemptions,
-            "recomputed_tokens": replica.num_recomputed_tokens,
-        }
-    return {**figures, "ratio": round(rates["twenty, KV for ten"] / rates["ten, ample"], 3)}
-
-
-def displaced(mode: PreemptionMode, copy_ns: int) -> Fleet:
-    """Long work, every second displaced from a pool that it fills by a burst of better work."""
-    fleet = Fleet(Scheduler(CoreLimits(preemption_mode=mode)))
-    fleet.attach(replica_spec(num_device_blocks=400, num_host_blocks=4_000, num_slots=16), Costs(copy_ns=copy_ns))
-    random = Random(4)
-    for number in range(10):
-        fleet.submit(request(number + 1, [random.randrange(50_000) for _ in range(512)], 400, priority=1))
-    fleet.plan_all()
-    bursts = 0
-    while fleet.step() or fleet.core.sequences:
-        if fleet.now > bursts * 1_000_000_000 and bursts < 60:
-            bursts += 1
-            for number in range(5):
-                prompt = [random.randrange(50_000) for _ in range(400)]
-                fleet.submit(request(bursts * 1000 + number, prompt, 8))
-            fleet.plan_all()
-    return fleet
-
-
-def preemption_modes() -> Figures:
-    """Output tokens per virtual second where better work keeps displacing, with cheap and with dear copies."""
-    figures: Figures = {}
-    for name, copy_ns in (("cheap copies", 100_000), ("dear copies", 20_000_000)):
-        rates = {}
-        for mode in PreemptionMode:
-            fleet = displaced(mode, copy_ns)
-            rates[mode.value] = round(fleet.num_output_tokens / (fleet.now / 1e9), 1)
-        best = max(rates["swap"], rates["recompute"])
-        num_preemptions = fleet.core.statistics().replicas[0].num_preemptions
-        figures[name] = {**rates, "auto : best": round(rates["auto"] / best, 3), "preemptions": num_preemptions}
-    return figures
-
-
-def fairness() -> Figures:
-    """Served tokens of two tenants, of which one sends ten times more, equal weights, while both wait."""
-    fleet = Fleet(Scheduler(CoreLimits(policy=SchedulingPolicy.FAIR, **UNBOUNDED)))  # type: ignore[arg-type]
-    fleet.attach(replica_spec(num_slots=16), COSTS)
-    random = Random(3)
-    for number in range(2200):
-        tenant = "few" if number % 11 == 0 else "many"
-        prompt = [random.randrange(50_000) for _ in range(random.randint(20, 200))]
-        fleet.submit(request(number + 1, prompt, random.randint(20, 200), tenant=tenant))
-    fleet.plan_all()
-    while fleet.step():
-        tenants = fleet.core.room.tenants
-        if tenants["few"][0] < 20:
-            break
-    served = {name: load.num_served_tokens for name, load in fleet.core.statistics().tenants.items()}
-    return {**served, "few : many": round(served["few"] / served["many"], 3)}
-
-
-def prefix_saving() -> Figures:
-    """Mean time to the first token with a shared prefix cached, against the part of the prompt that is cached."""
-    figures: Figures = {}
-    for shared in (128, 512, 1024):
-        times = {}
-        for caching in (False, True):
-            fleet = Fleet(Scheduler(CoreLimits(enable_prefix_caching=caching)))
-            # No fixed cost, so that the ideal is the part of the tokens alone.
-            fleet.attach(replica_spec(), Costs(step_ns=0))
-            prefix = [number % 50_000 for number in range(shared)]
-            fleet.submit(request(1, prefix, 1))
-            fleet.run()
-            for number in range(2, 34):
-                fleet.submit(request(number, [*prefix, *([number] * 64)], 1))
-                fleet.run()
-            lives = [life for number, life in fleet.lives.items() if number > 1]
-            times[caching] = statistics.mean((life.first_token_ns or 0) - life.submitted_ns for life in lives)
-        saved, ideal = 1 - times[True] / times[False], shared / (shared + 64)
-        figures[f"{shared}+64"] = {"saved": round(saved, 4), "of_the_ideal": round(saved / ideal, 4)}
-    return figures
-
-
-def unfilled_budget() -> Figures:
-    """Whether the same workload is scheduled identically under a token budget that it never fills."""
-    traces = []
-    for budget in (4096, 65_536):
-        fleet = Fleet(Scheduler(), trace=[])
-        fleet.attach(replica_spec(max_step_tokens=budget, num_device_blocks=400, num_host_blocks=200), COSTS)
-        closed_loop(fleet, 16, 100, 100, 60)
-        traces.append(fleet.trace)
-    assert traces[0] is not None
-    return {"identical": traces[0] == traces[1], "num_plans": len(traces[0])}
-
-
-def distinct_prompts(num_prompts: int = 20_000) -> Figures:
+def distinct_prompts(num_prompts: int = 10_000) -> Figures:
     """Memory of the core and time of a request after some and after many distinct prompts."""
     fleet = Fleet(Scheduler())
     fleet.attach(replica_spec(num_device_blocks=2_000, num_host_blocks=4_000, num_slots=8), COSTS)
@@ -319,6 +228,32 @@ def distinct_prompts(num_prompts: int = 20_000) -> Figures:
             figures[str(number)] = {"held_bytes": held, "ms_per_request": round(took * 1e3, 3)}
     tracemalloc.stop()
     return figures
+
+
+def million_prompts(num_prompts: int = 1_000_000, num_parts: int = 10) -> Figures:
+    """Most memory that the process ever held, and time of a request, after each part of many distinct prompts.
+
+    The pool and the host tier are full, and full of what is never asked for again, long before the first part ends.
+    """
+    fleet = Fleet(Scheduler())
+    fleet.attach(replica_spec(num_device_blocks=2_000, num_host_blocks=4_000, num_slots=8), COSTS)
+    parts: dict[str, dict[str, float]] = {}
+    size, begin = num_prompts // num_parts, time.thread_time()
+    for number in range(1, num_prompts + 1):
+        fleet.submit(request(number, [number, *range(63)], 2))
+        fleet.run()
+        fleet.lives.clear()
+        if number % size == 0:
+            took, begin = time.thread_time() - begin, time.thread_time()
+            most_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # KiB on Linux
+            parts[str(number)] = {"most_mib": round(most_mib, 1), "ms_per_request": round(took / size * 1e3, 4)}
+            print(f"{number} prompts: {json.dumps(parts[str(number)])}", flush=True)
+    found = list(parts.values())
+    return {
+        **parts,
+        "memory, last : first": round(found[-1]["most_mib"] / found[0]["most_mib"], 3),
+        "time, last : first": round(found[-1]["ms_per_request"] / found[0]["ms_per_request"], 3),
+    }
 
 
 SECTIONS: dict[str, Callable[[], Figures]] = {
@@ -352,17 +287,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--only", help="run the sections whose name contains this")
+    parser.add_argument("--million", action="store_true", help="run a million distinct prompts, and nothing else")
     parser.add_argument("--vllm-python", help="interpreter with vllm, for the comparison")
     parser.add_argument("--vllm-model", default=".", help="directory of a model that vllm can read the config of")
     options = parser.parse_args()
     figures: dict[str, Figures] = {}
-    for name, section in SECTIONS.items():
+    begun = time.monotonic()
+    sections = {"a million distinct prompts": million_prompts} if options.million else SECTIONS
+    for name, section in sections.items():
         if options.only is None or options.only in name:
             figures[name] = section()
             print(f"{name}: {json.dumps(figures[name])}", flush=True)
-    if options.vllm_python:
+    if options.vllm_python and not options.million:
         figures["vllm steady decode, ms per step"] = vllm_figures(options.vllm_python, options.vllm_model)
         print(f"vllm: {json.dumps(figures['vllm steady decode, ms per step'])}")
+    figures["run"] = {"seconds": round(time.monotonic() - begun, 1)}
     if options.json is not None:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
 

@@ -150,6 +150,20 @@ def test_a_dump_in_the_middle_holds_what_is_known_of_live_sequences() -> None:
     assert replay(read(b"".join(recorder.dump(run.end_ns)))).difference is None
 
 
+def test_a_larger_budget_that_nobody_fills_changes_no_decision() -> None:
+    """The recording is replayed with replicas, and limits, that allow for more tokens in a step."""
+    stays = [Stay(spec(1, max_step_tokens=4096)), Stay(spec(2, max_step_tokens=4096), 200 * MS)]
+    data, run, _ = recorded(3, CoreLimits(max_num_batched_tokens=2048), stays)
+    assert run.is_complete
+    for budget, is_filled in ((65_536, False), (2_047, False), (16, True)):
+        found = read(data)
+        found.header.limits["max_num_batched_tokens"] = str(budget)
+        for record in found.records:
+            if record.HasField("attach"):
+                record.attach.fields["max_step_tokens"] = str(max(budget, 4096))
+        assert (replay(found).difference is not None) is is_filled, budget
+
+
 def test_nothing_of_prompts_tenants_and_salts_is_in_a_recording() -> None:
     data, _, _ = recorded(5)
     for record in read(data).records:
