@@ -7,6 +7,7 @@ sequences whenever the events stop being read, whatever the reason. Knows no pro
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
 
@@ -51,6 +52,8 @@ from router.text.detokenize import Detokenizer, OutputText
 from router.text.stop import StopMatcher
 from router.text.tokenizer import Tokenizer
 from router.traces import RequestTrace, RequestTracer
+
+_LOG = logging.getLogger(__name__)
 
 _DEFAULT_RETRY_S = 1.0
 
@@ -99,6 +102,21 @@ async def run(prepared: Prepared, tokenizer: Tokenizer, context: StreamContext) 
                 driver.cancel()
         if trace is not None:
             _end_trace(trace, prepared, choices, failure)
+        _log_end(prepared, choices, failure)
+
+
+def _log_end(prepared: Prepared, choices: list[_Choice], failure: BaseException | None) -> None:
+    """Ids and sizes, never a text."""
+    reasons = {choice.end.finish_reason if choice.end else abort_reason(failure) for choice in choices}
+    _LOG.info(
+        "request %s (%s) of %s: %s; %d prompt tokens, %d output tokens",
+        prepared.shown_id,
+        prepared.internal_id,
+        prepared.options.model,
+        ", ".join(sorted(reasons)),
+        len(prepared.prompt_ids),
+        sum(choice.meter.num for choice in choices),
+    )
 
 
 def _meter(prepared: Prepared, context: StreamContext) -> SequenceMeter:

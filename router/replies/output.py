@@ -43,7 +43,7 @@ class Reply:
     def __init__(self, spec: ReplySpec) -> None:
         self._spec = spec
         self._splitter = None if spec.tags is None else ReasoningSplitter(spec.tags, inside=spec.begins_inside)
-        self._calls = None if spec.call_format is None else ToolCallParser(spec.call_format, spec.tool_names)
+        self._calls = None if spec.call_format is None else self._call_parser(spec.call_format)
 
     def push(self, text: str) -> ReplyPiece:
         """What this text makes certain."""
@@ -69,4 +69,7 @@ class Reply:
     @property
     def is_over(self) -> bool:
         """Whether nothing that may still come is wanted: the one call is complete."""
-        return self._calls is not None and not self._spec.parallel_calls and self._calls.num_complete > 0
+        return self._calls is not None and self._calls.is_over
+
+    def _call_parser(self, form: CallFormat) -> ToolCallParser:
+        return ToolCallParser(form, self._spec.tool_names, single=not self._spec.parallel_calls)

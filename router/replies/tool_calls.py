@@ -30,11 +30,12 @@ class _State(enum.Enum):
 
 
 class ToolCallParser:
-    """Follows one choice. `names` are the functions that may be called."""
+    """Follows one choice. `names` are the functions that may be called; with `single`, nothing counts after a call."""
 
-    def __init__(self, form: CallFormat, names: Container[str]) -> None:
+    def __init__(self, form: CallFormat, names: Container[str], *, single: bool = False) -> None:
         self._form = form
         self._names = names
+        self._single = single
         self._state = _State.START if form.begins_bare else _State.TEXT
         self._buffer = ""
         self._raw = ""  # what has been taken since the opener, for as long as it may turn out to be text
@@ -51,13 +52,18 @@ class ToolCallParser:
     def push(self, text: str) -> ReplyPiece:
         """What this text makes certain."""
         self._buffer += text
-        while self._buffer and _STEPS[self._state](self):
+        while self._buffer and not self.is_over and _STEPS[self._state](self):
             pass
         return self._take()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the one call that was wanted is complete."""
+        return self._single and self.num_complete > 0
+
     def finish(self) -> ReplyPiece:
         """No more text: what is still held is text, unless a call has begun with it."""
-        if not self._is_told:
+        if not self._is_told and not self.is_over:
             rest = self._raw + self._buffer
             is_closer = self._state is _State.BEHIND and self._form.closer.startswith(rest.strip())
             is_nothing = rest.strip() in ("", self._form.separator) or is_closer

@@ -34,11 +34,18 @@ CHAT_TEMPLATE = (
 
 
 def write_text_model(
-    directory: Path, pieces: Sequence[str | bytes] = (), style: Style = "byte_level", template: str = CHAT_TEMPLATE
+    directory: Path,
+    pieces: Sequence[str | bytes] = (),
+    style: Style = "byte_level",
+    template: str = CHAT_TEMPLATE,
+    specials: Sequence[str] = (),
 ) -> Path:
-    """A model directory with a tokenizer and no weights: all that a router reads. Ids: end 0, turn 1, bytes, pieces."""
+    """A model directory with a tokenizer and no weights: all that a router reads.
+
+    Ids: end 0, turn 1, other specials, bytes, pieces.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    tiny_tokenizer(pieces, style, [TURN]).save(str(directory / "tokenizer.json"))
+    tiny_tokenizer(pieces, style, [TURN, *specials]).save(str(directory / "tokenizer.json"))
     config = {"eos_token": END_TOKEN, **({"chat_template": template} if template else {})}
     (directory / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     (directory / "config.json").write_text(json.dumps({"eos_token_id": 0}), encoding="utf-8")

@@ -53,7 +53,13 @@ class Attempt:
         )
 
     async def tokens(
-        self, position: int, ids: Sequence[int], finish: int = 0, final_token_id: int = 0, attempt: int = 0
+        self,
+        position: int,
+        ids: Sequence[int],
+        finish: int = 0,
+        final_token_id: int = 0,
+        attempt: int = 0,
+        logprob: float = -0.5,
     ) -> None:
         """Push new tokens of this sequence, with logprobs where they were asked for."""
         batch = worker_pb2.TokenBatch(
@@ -69,7 +75,7 @@ class Attempt:
             top, top_ids = alternatives(ids, self.request.sampling.num_logprobs)
             batch.logprobs.add(
                 index=0,
-                sampled=[-0.5] * len(ids),
+                sampled=[logprob] * len(ids),
                 num_top=self.request.sampling.num_logprobs,
                 top_token_ids=top_ids,
                 top=top,

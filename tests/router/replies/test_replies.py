@@ -142,7 +142,8 @@ def test_arguments_stream_as_they_come() -> None:
 
 def test_a_reply_with_one_call_is_over_after_it() -> None:
     two = f"<tool_call>{ADD}</tool_call><tool_call>{ADD}</tool_call>"
-    assert both(HERMES, f"<tool_call>{ADD}", parallel_calls=False).is_over
+    one = both(HERMES, two + " and more", parallel_calls=False)
+    assert (one.is_over, one.content, len(one.calls)) == (True, "", 1)
     assert not both(HERMES, two).is_over
 
 
