@@ -93,13 +93,13 @@ class Stack:
     @property
     def scheduler_port(self) -> int:
         """The port of the scheduler's services, as its log says it."""
-        return self._logged(r"scheduler .* ready on 127\.0\.0\.1:(\d+)")
+        return self._logged(r"\bscheduler\b.*\bready on 127\.0\.0\.1:(\d+)")
 
     @property
     def metrics_ports(self) -> dict[str, int]:
         """Where each process is scraped, by its name; the last start of each counts."""
-        scheduler = self._logged(r"scheduler .* metrics on http://127\.0\.0\.1:(\d+)/metrics")
-        worker = self._logged(r"worker .* metrics on http://127\.0\.0\.1:(\d+)/metrics")
+        scheduler = self._logged(r"\bscheduler\b.*\bmetrics on http://127\.0\.0\.1:(\d+)/metrics")
+        worker = self._logged(r"\bworker\b.*\bmetrics on http://127\.0\.0\.1:(\d+)/metrics")
         return {"router": self.http_port, "scheduler": scheduler, "worker": worker}
 
     def _logged(self, pattern: str) -> int:
