@@ -11,10 +11,9 @@ import asyncio
 import itertools
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from octavo.internal.v1 import scheduler_pb2 as pb
-from octavo.internal.v1 import types_pb2 as types_pb
 from octavo.internal.v1 import worker_pb2 as worker_pb
 from scheduler_svc import wire
 from scheduler_svc.core import laws
@@ -24,6 +23,7 @@ from scheduler_svc.core.types import Ended, Event, Finished, Preempted, Request
 from scheduler_svc.observers import Observer
 from scheduler_svc.parties import Call, Replica, Router, UnknownRouter
 from scheduler_svc.recorder import Recorder
+from scheduler_svc.served import Served, refuse_other_model
 
 _LOG = logging.getLogger(__name__)
 
@@ -51,11 +51,10 @@ class Engine:
         self._router_ids = itertools.count(first_router_id)
         self._routers: dict[int, Router] = {}
         self._replicas: dict[int, Replica] = {}
-        self._starting: dict[int, pb.StartingWorker] = {}
-        self._models: dict[str, pb.ServedModel] = {}
+        self.served = Served()
+        """What routers are told."""
         self._calls: dict[int, Call] = {}
         self._ended_names: OrderedDict[int, str] = OrderedDict()
-        self._watchers: dict[asyncio.Event, None] = {}
         self._due: dict[int, None] = {}
 
     @property
@@ -79,11 +78,6 @@ class Engine:
         return self._replicas
 
     @property
-    def starting(self) -> ValuesView[pb.StartingWorker]:
-        """Workers that have not said Hello."""
-        return self._starting.values()
-
-    @property
     def num_routers(self) -> int:
         """Registered ones."""
         return len(self._routers)
@@ -101,7 +95,7 @@ class Engine:
         """The process ends: every call is told, and watchers are woken to see it."""
         for call in tuple(self._calls.values()):
             call.events.put_nowait(wire.SHUTTING_DOWN)
-        self._notify_watchers()
+        self.served.wake_watchers()
 
     # Routers
 
@@ -130,6 +124,7 @@ class Engine:
         changed."""
         if message.router_id not in self._routers:
             raise UnknownRouter(f"router_id {message.router_id} is not registered; open Watch and use the id it gives")
+        self.served.check(message)
         sequence_id = next(self._ids)
         request: Request = wire.request_from_wire(message, sequence_id)
         num_tokens = len(message.prompt_token_ids) + len(message.prior_token_ids)
@@ -154,19 +149,9 @@ class Engine:
 
     # Workers
 
-    def report_starting(self, connection: int, name: str, phase: types_pb.StartPhase) -> None:
-        """A worker that has not said Hello tells where it is."""
-        self._starting[connection] = pb.StartingWorker(name=name, phase=phase)
-        self._notify_watchers()
-
-    def forget_starting(self, connection: int) -> None:
-        """That worker is ready or gone."""
-        if self._starting.pop(connection, None) is not None:
-            self._notify_watchers()
-
     def attach(self, hello: worker_pb.Hello) -> Replica:
         """A worker is ready. Raises ValueError when it cannot serve beside the replicas there are."""
-        self._refuse_other_model(hello)
+        refuse_other_model(hello, self._replicas.values())
         replica = Replica(next(self._ids), hello)
         spec = wire.replica_from_wire(hello, replica.replica_id)
         events = self._core.attach(spec, self._clock())
@@ -175,7 +160,8 @@ class Engine:
             replica.outbox.put_nowait(pb.AttachResponse(router_endpoint=router.endpoint))
         sizes = (hello.num_device_blocks, hello.block_size, hello.num_slots, hello.max_step_tokens)
         _LOG.info("replica %s attached: %d blocks of %d tokens, %d slots, %d tokens a step", hello.name, *sizes)
-        self._note_model(hello, spec.num_cache_tokens)
+        self.served.add(hello)
+        self._note_attached(replica)
         self.settle(events)
         return replica
 
@@ -187,7 +173,7 @@ class Engine:
         if self._observers:
             self._show_last_words(replica)
         events = self._core.detach(replica.replica_id, self._clock())
-        self._count_ready(replica.hello.model.name)
+        self._note_attached(replica)
         self.settle(events, replica)
 
     def take_result(self, replica: Replica, message: worker_pb.StepResult) -> None:
@@ -198,26 +184,7 @@ class Engine:
         self._deliver(events, None)
         self._plan_soon((replica,))
 
-    # What is served
-
-    def add_watcher(self) -> asyncio.Event:
-        """An event that is set whenever `served` changes; clear it before reading."""
-        event = asyncio.Event()
-        event.set()
-        self._watchers[event] = None
-        return event
-
-    def remove_watcher(self, event: asyncio.Event) -> None:
-        """Its Watch has ended."""
-        del self._watchers[event]
-
-    def served(self, router: Router) -> pb.WatchResponse:
-        """What a router is told."""
-        models, starting = self._models.values(), self._starting.values()
-        keys = sorted({replica.hello.curve_public_key for replica in self._replicas.values()} - {""})
-        return pb.WatchResponse(
-            router_id=router.router_id, models=models, starting=starting, worker_curve_public_keys=keys
-        )
+    # What time and operators bring
 
     def reset_prefix_cache(self) -> int:
         """Forgets cached prefixes that no running sequence holds; how many blocks."""
@@ -243,7 +210,7 @@ class Engine:
                 replica.stalled = not replica.stalled
                 state = "has completed no step for too long" if replica.stalled else "completes steps again"
                 _LOG.warning("replica %s %s", replica.hello.name, state)
-                self._count_ready(replica.hello.model.name)
+                self._note_attached(replica)
 
     # Inside
 
@@ -326,30 +293,8 @@ class Engine:
             extra={"request_id": request_id},
         )
 
-    def _refuse_other_model(self, hello: worker_pb.Hello) -> None:
-        for other in self._replicas.values():
-            same_name = other.hello.model.name == hello.model.name
-            if same_name and other.hello.model.fingerprint != hello.model.fingerprint:
-                raise ValueError(
-                    f"model.fingerprint of {hello.model.name!r} is {hello.model.fingerprint}, but replica "
-                    f"{other.hello.name} serves that name with {other.hello.model.fingerprint}; give one of them "
-                    "another --served-model-name"
-                )
-
-    def _note_model(self, hello: worker_pb.Hello, num_cache_tokens: int) -> None:
-        served = self._models.setdefault(hello.model.name, pb.ServedModel())
-        served.info.CopyFrom(hello.model)
-        served.max_cached_tokens = max(served.max_cached_tokens, num_cache_tokens)
-        self._count_ready(hello.model.name)
-
-    def _count_ready(self, model: str) -> None:
-        ready = (r for r in self._replicas.values() if r.hello.model.name == model and not r.stalled)
-        self._models[model].num_ready_replicas = sum(1 for _ in ready)
-        self._notify_watchers()
-
-    def _notify_watchers(self) -> None:
-        for event in self._watchers:
-            event.set()
+    def _note_attached(self, replica: Replica) -> None:
+        self.served.note_attached(replica.hello.model.name, self._replicas.values())
 
     def _broadcast(self, message: pb.AttachResponse) -> None:
         for replica in self._replicas.values():

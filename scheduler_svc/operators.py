@@ -33,7 +33,7 @@ class Operators:
         engine = self._engine
         load = statistics_to_wire(engine.core.statistics(), engine.stalled(), engine.now())
         load.num_routers = engine.num_routers
-        load.starting.extend(engine.starting)
+        load.starting.extend(engine.served.starting)
         for message, replica in zip(load.replicas, engine.replicas.values(), strict=True):
             message.block_size = replica.hello.block_size
         return load

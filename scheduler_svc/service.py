@@ -61,14 +61,14 @@ class SchedulerService(pb_grpc.SchedulerServiceServicer):
         if refusal is not None:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, refusal)
         router = self._engine.register_router(request.token_endpoint, request.curve_public_key, request.name)
-        changed = self._engine.add_watcher()
+        changed = self._engine.served.add_watcher()
         try:
             while not self._is_closing:
                 changed.clear()
-                yield self._engine.served(router)
+                yield self._engine.served.told_to(router)
                 await changed.wait()
         finally:
-            self._engine.remove_watcher(changed)
+            self._engine.served.remove_watcher(changed)
             self._engine.unregister_router(router)
         await _abort(context, wire.SHUTTING_DOWN)
 
@@ -105,7 +105,7 @@ class SchedulerService(pb_grpc.SchedulerServiceServicer):
         except _Closing:
             await _abort(context, wire.SHUTTING_DOWN)
         finally:
-            self._engine.forget_starting(connection)
+            self._engine.served.forget_starting(connection)
         if replica is None:
             return
         reader = asyncio.create_task(self._read(self._read_results(replica, request_iterator)))
@@ -146,7 +146,7 @@ class SchedulerService(pb_grpc.SchedulerServiceServicer):
         async for request in requests:
             match request.WhichOneof("message"):
                 case "starting":
-                    self._engine.report_starting(connection, request.starting.name, request.starting.phase)
+                    self._engine.served.report_starting(connection, request.starting.name, request.starting.phase)
                 case "hello":
                     return self._engine.attach(request.hello)
                 case other:

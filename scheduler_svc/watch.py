@@ -51,7 +51,7 @@ class Watch:
         """Bring the metrics up to date."""
         engine = self._engine
         statistics = engine.core.statistics()
-        self._metrics.read(statistics, engine.stalled(), engine.num_routers, len(engine.starting))
+        self._metrics.read(statistics, engine.stalled(), engine.num_routers, len(engine.served.starting))
 
     async def progress(self) -> None:
         """Let the engine notice what time alone brings about."""

@@ -230,13 +230,40 @@ def test_a_preemption_is_logged_with_its_reason_and_blocks(caplog: pytest.LogCap
     assert "2 blocks" in line
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"prompt_token_ids": [1, 100]}, "an id in prompt_token_ids is 100, the limit is the vocabulary of 100"),
+        ({"prior_token_ids": [100], "attempt": 2}, "an id in prior_token_ids is 100"),
+        ({"adapter": "a"}, "adapter is 'a'"),
+        ({"sampling": {"bias_token_ids": [1, 2], "bias_values": [1.0]}}, "number of bias_values is 1, the limit is 2"),
+        ({"sampling": {"bias_token_ids": [100], "bias_values": [1.0]}}, "an id in bias_token_ids is 100"),
+        ({"sampling": {"stop_token_ids": [4_000_000_000]}}, "an id in stop_token_ids is 4000000000"),
+        ({"sampling": {"end_token_ids": [101]}}, "an id in end_token_ids is 101"),
+    ],
+)
+def test_what_would_end_an_attachment_ends_its_own_call_alone(fields: dict[str, Any], words: str) -> None:
+    async def test() -> None:
+        async with scheduler() as shell:
+            router, worker = await watching(shell), await attaching(shell)
+            request = router.request(**{**fields, "sampling": None})
+            request.sampling.MergeFrom(types_pb2.SamplingParams(max_tokens=3, **fields.get("sampling", {})))
+            code, message = await end_of(shell.stub.Generate(request))
+            assert code is grpc.StatusCode.INVALID_ARGUMENT
+            assert words in message
+            router.generate(stream_key=2)
+            assert [admission.stream_key for admission in (await worker.plan()).admissions] == [2]
+
+    run(test)
+
+
 def test_a_resumed_sequence_arrives_at_the_worker_whole() -> None:
     async def test() -> None:
         async with scheduler() as shell:
             router, worker = await watching(shell), await attaching(shell)
-            router.generate([1, 2], max_tokens=9, attempt=2, prior_token_ids=[7, 8], adapter="a", age_ns=5)
+            router.generate([1, 2], max_tokens=9, attempt=2, prior_token_ids=[7, 8], age_ns=5)
             (admission,) = (await worker.plan()).admissions
             assert (list(admission.token_ids), admission.num_prompt_tokens) == ([1, 2, 7, 8], 2)
-            assert (admission.attempt, admission.adapter) == (2, "a")
+            assert admission.attempt == 2
 
     run(test)
