@@ -472,6 +472,7 @@ class RequestOptions(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     QUEUE_EVENTS_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Echoed in every response and in the logs; at most 128 characters of [A-Za-z0-9._-]. Empty: the server's own id."""
     priority: _builtins.int
@@ -482,6 +483,8 @@ class RequestOptions(_message.Message):
     """Report QueuePosition events while the request waits. Default false."""
     adapter: _builtins.str
     """A LoRA adapter of the model, by name. Empty: the base model."""
+    user: _builtins.str
+    """Who asks, in the client's own words. An alias of several models may keep a user with one. Empty: not said."""
     def __init__(
         self,
         *,
@@ -490,10 +493,11 @@ class RequestOptions(_message.Message):
         cache_salt: _builtins.str = ...,
         queue_events: _builtins.bool = ...,
         adapter: _builtins.str = ...,
+        user: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "priority", b"priority"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "adapter", b"adapter", "cache_salt", b"cache_salt", "priority", b"priority", "queue_events", b"queue_events", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "adapter", b"adapter", "cache_salt", b"cache_salt", "priority", b"priority", "queue_events", b"queue_events", "request_id", b"request_id", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
