@@ -145,7 +145,7 @@ class SimulatedWorker:
         model = types_pb2.ModelInfo(
             name=spec.model,
             fingerprint=spec.fingerprint,
-            vocab_size=self._model.vocab_size,
+            vocab_size=self._model.vocab_size + 1,  # poison is a token that is never sampled
             max_model_len=spec.max_model_len,
             numerics="simulated",
             batch_invariant=not self._model.is_fickle,
