@@ -37,6 +37,11 @@ def quiet_grpc() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
+def say_last_words(program: str, cause: str) -> None:
+    """Write why the process ends as its last line, and in one line: whoever reads only that has all of it."""
+    print(f"{program}: {' '.join(cause.split())}", file=sys.stderr, flush=True)
+
+
 def exit_at_once(signum: int) -> None:
     """End the process without waiting for anything, with the status shells expect of a signal."""
     for stream in (sys.stdout, sys.stderr):

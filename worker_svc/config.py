@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from octavo import common_options
 from octavo.cost_model import parse_costs
 from octavo.options import DEFAULT_MODEL, LOG_LEVELS, Limits, OptionError, argument, check_values, option
+from octavo.sharding import MAX_RANKS
 
 _AT_LEAST_ONE = Limits(minimum=1)
 
@@ -60,8 +61,21 @@ class WorkerConfig:
     )
     num_threads: int | None = option(
         None,
-        "Threads of one step; when unset one a core that this process may use, and fewer while others take a core.",
+        "Threads of one step, of each rank; when unset one a core that the process may use, ranks sharing them, and "
+        "fewer while others take a core.",
         limits=_AT_LEAST_ONE,
+    )
+    tensor_parallel_size: int = option(
+        1,
+        "Ranks that hold the model together, each a process with a part of every layer. The worker starts them, or "
+        "joins those that a launcher such as torchrun has started; sizes of memory are those of each rank.",
+        limits=Limits(1, MAX_RANKS),
+    )
+    rendezvous_timeout: float = option(
+        120.0,
+        "Longest that the ranks of a replica wait for each other to arrive.",
+        kind="seconds",
+        limits=Limits(minimum=1),
     )
     simulate: bool = option(False, "Compute nothing: take as long as --simulated-costs says, and make the text up.")
     simulated_costs: str = option(
@@ -113,7 +127,8 @@ class WorkerConfig:
         """Fields whose value changes nothing because another decides, each with the reason."""
         if self.simulate:
             reason = "--simulate computes nothing"
-            return tuple((name, reason) for name in ("dtype", "kernels", "num_threads", "kv_memory_fraction"))
+            unused = ("dtype", "kernels", "num_threads", "kv_memory_fraction", "tensor_parallel_size")
+            return tuple((name, reason) for name in unused)
         if self.simulated_costs:
             return (("simulated_costs", "--simulate is not given"), *self._overruled_sizes())
         return self._overruled_sizes()

@@ -6,6 +6,7 @@ memory; must not know whom the worker serves.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import json
 import logging
@@ -95,7 +96,10 @@ def load(config: WorkerConfig, phases: Phases, ranks: Membership = ALONE) -> Loa
     with phases.phase("weights", total=len(model.shard.expected())) as advance:
         decoder, fingerprint = _load_decoder(model, backend, ranks.group, advance)
         return_freed_memory()
+    info = _model_info(model, vocabulary, backend, fingerprint, ranks.group)
+    info.name = config.served_model_name or served_name(config.model)
     with phases.phase("kv"):
+        _require_equal(ranks.group, info, config)
         spec = _cache_spec(config, model)
         cache = allocate_cache(config, model.shape, model.dtype, spec, backend, ranks)
         host_cache = allocate_host_cache(config, backend, cache, ranks)
@@ -112,9 +116,6 @@ def load(config: WorkerConfig, phases: Phases, ranks: Membership = ALONE) -> Loa
     runner = Runner(decoder, backend, cache, limits, host_cache, ranks.group, grammars)
     with phases.phase("warm-up"):
         _warm_up(runner, vocabulary)
-    info = _model_info(model, vocabulary, backend, fingerprint, ranks.group)
-    info.name = config.served_model_name or served_name(config.model)
-    _require_equal_numerics(ranks.group, info.numerics)
     hello = _hello(limits, info, host_cache.spec.num_blocks if host_cache is not None else 0)
     return LoadedWorker(runner, hello, threads)
 
@@ -284,13 +285,17 @@ def _model_info(
     )
 
 
-def _require_equal_numerics(group: TPGroup, numerics: str) -> None:
-    """That all ranks compute alike: one answer comes from all of them."""
-    number = int(numerics[:15], 16)
+def _require_equal(group: TPGroup, info: types_pb2.ModelInfo, config: WorkerConfig) -> None:
+    """That all ranks compute alike, in steps of the same shapes: one answer comes from all of them."""
+    facts = (
+        f"numerics {info.numerics}, --max-model-len {info.max_model_len}, --block-size {config.block_size}, "
+        f"--max-num-seqs {config.max_num_seqs}, --max-num-batched-tokens {config.max_num_batched_tokens}"
+    )
+    number = int.from_bytes(hashlib.sha256(facts.encode()).digest()[:7])
     if group.minimum((number, -number)) != (number, -number):
         raise StartError(
-            f"rank {group.rank} of {group.size} does not compute like all others (numerics {numerics}): give all ranks "
-            "the same model, CPU type and packages; each says its own with --log-level info"
+            f"the {group.size} ranks do not agree; start all with the same options, on the same model, CPU type and "
+            f"packages. Rank {group.rank} has {facts}"
         )
 
 

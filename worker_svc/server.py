@@ -24,8 +24,11 @@ from octavo.tls import internal_channel_credentials
 from octavo.tracing import make_tracer
 from worker_svc.attach import Inbox, SchedulerLink, Stop
 from worker_svc.config import WorkerConfig
+from worker_svc.follower import follow
 from worker_svc.metrics import WorkerMetrics
 from worker_svc.observers import Observer
+from worker_svc.parallel.place import launched_place
+from worker_svc.parallel.replica import Replica, replica_of
 from worker_svc.process_memory import keep_freed_memory
 from worker_svc.threads import limit_spinning
 from worker_svc.traces import StepTraces
@@ -53,9 +56,14 @@ class Loaded(Protocol):
 def main(config: WorkerConfig) -> int:
     """Runs a worker until SIGTERM or SIGINT; returns the exit status.
 
-    Raises StartError, or what else went wrong, when it cannot start.
+    Where a launcher made it another rank than 0 of its replica, it follows that one. Raises StartError, or what else
+    went wrong, when it cannot start.
     """
+    place = launched_place(os.environ, config.tensor_parallel_size)
+    if place is not None and place.rank > 0:
+        follow(config, place)
     name = f"{socket.gethostname()}:{os.getpid()}"
+    replica = replica_of(config, os.environ)
     shutdown = Shutdown()
     inbox: Inbox = SimpleQueue()
     credentials = internal_channel_credentials(
@@ -65,16 +73,22 @@ def main(config: WorkerConfig) -> int:
     threading.Thread(target=_stop_when_asked, args=(shutdown, inbox), name="shutdown", daemon=True).start()
     link.start()
     try:
-        _serve(config, name, link, inbox, shutdown)
+        _serve(config, name, link, inbox, shutdown, replica)
     except Abandoned:
         _LOG.info("asked to end while starting")
+    except RuntimeError:
+        replica.await_blame()
+        raise
     finally:
+        replica.close()
         link.close()
         shutdown.close()
     return 0
 
 
-def _serve(config: WorkerConfig, name: str, link: SchedulerLink, inbox: Inbox, shutdown: Shutdown) -> None:
+def _serve(
+    config: WorkerConfig, name: str, link: SchedulerLink, inbox: Inbox, shutdown: Shutdown, replica: Replica
+) -> None:
     def report(phase: Phase) -> None:
         if shutdown.draining:
             raise Abandoned
@@ -94,7 +108,7 @@ def _serve(config: WorkerConfig, name: str, link: SchedulerLink, inbox: Inbox, s
         from worker_svc.engine import Engine
         from worker_svc.token_outlet import TokenOutlet
 
-        load = _loader(config)
+        load = _loader(config, replica)
     loaded = load(config, phases)
     loaded.hello.name = name
     gc.freeze()
@@ -109,7 +123,7 @@ def _serve(config: WorkerConfig, name: str, link: SchedulerLink, inbox: Inbox, s
     if tracer is not None:
         observers.append(StepTraces(tracer, name))
     try:
-        Engine(loaded.runner, outlet, inbox, loaded.threads, observers).run(lambda: shutdown.draining)
+        Engine(replica.leading(loaded.runner), outlet, inbox, loaded.threads, observers).run(lambda: shutdown.draining)
     finally:
         outlet.close()
         _LOG.info("%s", metrics.totals())
@@ -118,7 +132,7 @@ def _serve(config: WorkerConfig, name: str, link: SchedulerLink, inbox: Inbox, s
             tracer.close()
 
 
-def _loader(config: WorkerConfig) -> Callable[[WorkerConfig, Phases], Loaded]:
+def _loader(config: WorkerConfig, replica: Replica) -> Callable[[WorkerConfig, Phases], Loaded]:
     """What becomes of the model's files; importing the real one takes torch with it."""
     if config.simulate:
         from worker_svc.simulated import load_simulation
@@ -126,11 +140,12 @@ def _loader(config: WorkerConfig) -> Callable[[WorkerConfig, Phases], Loaded]:
         return load_simulation
     from worker_svc.loading import load
 
-    return load
+    return lambda config, phases: load(config, phases, replica.join(phases))
 
 
 def _starting(name: str, phase: Phase, seconds: float) -> scheduler_pb2.WorkerStarting:
-    detail = "" if phase.total is None else f"{phase.done}/{phase.total} tensors"
+    unit = "ranks" if phase.name == "ranks" else "tensors"
+    detail = "" if phase.total is None else f"{phase.done}/{phase.total} {unit}"
     return scheduler_pb2.WorkerStarting(
         name=name, phase=types_pb2.StartPhase(name=phase.name, detail=detail, seconds=seconds)
     )

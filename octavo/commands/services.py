@@ -17,7 +17,7 @@ from typing import Any
 from octavo.commands import command_line
 from octavo.logs import setup_logging
 from octavo.options import OptionError, differences, from_args, options_of
-from octavo.process import LIFELINE_VARIABLE, StartError, die_with_parent, quiet_grpc
+from octavo.process import LIFELINE_VARIABLE, StartError, die_with_parent, quiet_grpc, say_last_words
 from router.config import RouterConfig
 from scheduler_svc.config import SchedulerConfig
 from worker_svc.config import WorkerConfig
@@ -89,8 +89,7 @@ def say_cause(program: str, extra: str, error: Exception) -> int:
     else:
         _LOG.error("unexpected %s", type(error).__name__, exc_info=error)
         cause = f"{type(error).__name__}: {error}"
-    # One line, so that whoever reads only the last line has all of it.
-    print(f"{program}: {' '.join(cause.split())}", file=sys.stderr, flush=True)
+    say_last_words(program, cause)
     return 1
 
 

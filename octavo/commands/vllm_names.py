@@ -44,9 +44,9 @@ RENAMED: Mapping[str, str] = {
     "--model-impl": "does not exist: the Llama family is the one implementation",
     "--runner": "does not exist: models generate",
     "--task": "does not exist: models generate",
-    "--tensor-parallel-size": f"{_NOT_YET}: one worker holds the whole model",
-    "--pipeline-parallel-size": f"{_NOT_YET}: one worker holds the whole model",
-    "--distributed-executor-backend": f"{_NOT_YET}: one worker holds the whole model",
+    "--pipeline-parallel-size": f"{_NOT_YET}: use --tensor-parallel-size",
+    "--distributed-executor-backend": "does not exist: ranks are processes of their own, started by the worker or by a "
+    "launcher such as torchrun",
     "--quantization": f"{_NOT_YET}: GGUF weights are converted to --dtype when loaded",
     "--enable-lora": _NOT_YET,
     "--speculative-config": _NOT_YET,
@@ -74,4 +74,4 @@ def answer(flag: str) -> str | None:
     for name in (spelled, spelled.replace("--no-", "--", 1)):
         if name in RENAMED:
             return f"{flag} {RENAMED[name]}"
-    return None
+    return f"{flag} is spelled {spelled} here" if flag in SHORT_NAMES else None

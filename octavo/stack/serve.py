@@ -149,7 +149,7 @@ def _share(worker: WorkerConfig, num_workers: int) -> WorkerConfig:
     """One of so many workers on this machine: its part of the cores, and of the memory where no size was given."""
     if num_workers == 1 or worker.simulate:
         return worker
-    num_threads = worker.num_threads or max(1, usable_cpus() // num_workers)
+    num_threads = worker.num_threads or max(1, usable_cpus() // (num_workers * worker.tensor_parallel_size))
     fraction = max(0.01, worker.kv_memory_fraction / num_workers)
     return dataclasses.replace(worker, num_threads=num_threads, kv_memory_fraction=fraction)
 
