@@ -19,12 +19,6 @@ DTYPE_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 BF16_INSTRUCTIONS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """CPU flags (x86, x86, ARM) of which any one means that bf16 products run in hardware."""
 
-_PRODUCT_INSTRUCTIONS: Mapping[str, frozenset[str]] = {
-    "bfloat16": frozenset({"avx512bw", "bf16"}),
-    "float16": frozenset({"avx512_fp16", "amx_fp16"}),
-}
-# CPU flags of which any one means that torch's oneDNN multiplies packed weights of this precision.
-
 RUNTIME_BYTES = 300 * 2**20
 """Resident bytes of a worker beside its model: Python, torch, grpc, ZeroMQ, the tokenizer; measured."""
 
@@ -115,15 +109,14 @@ class ModelShape:
         """Bytes of the rotary tables, fp32, for sequences of up to `max_model_len` tokens."""
         return self.rope_position_items * max_model_len * 4
 
-    def weight_bytes(self, dtype: str, cpu_flags: frozenset[str]) -> int:
-        """Bytes of the weights as the worker holds them; rotary tables not counted.
+    def weight_bytes(self, dtype: str) -> int:
+        """Most bytes of the weights as the worker holds them; rotary tables not counted.
 
         A tied output head is counted twice: the matrix product wants its own packed layout, while the
-        embedding is read row by row. What is multiplied has the precision of `product_dtype`.
+        embedding is read row by row. A float32 model whose matrices all fit 16 bits takes half for those.
         """
-        embedding = self.vocab_size * self.hidden_size
-        multiplied = self.num_parameters - (0 if self.tied_embeddings else embedding)
-        return embedding * DTYPE_BYTES[dtype] + multiplied * DTYPE_BYTES[product_dtype(dtype, cpu_flags)]
+        tied = self.vocab_size * self.hidden_size if self.tied_embeddings else 0
+        return (self.num_parameters + tied) * DTYPE_BYTES[dtype]
 
     def workspace_bytes(self, max_num_seqs: int, max_num_batched_tokens: int, dtype: str) -> int:
         """Most bytes that one step's activations and logits take beside weights and KV.
@@ -243,10 +236,9 @@ def predict(
     request: KvRequest,
     max_num_batched_tokens: int,
     free_bytes: int,
-    cpu_flags: frozenset[str],
 ) -> tuple[MemoryPrediction, KvPool]:
     """Memory of a worker for this model, and the KV pool it gets, where `free_bytes` are free before it starts."""
-    weights = shape.weight_bytes(dtype, cpu_flags) + shape.rope_bytes(request.max_model_len)
+    weights = shape.weight_bytes(dtype) + shape.rope_bytes(request.max_model_len)
     workspace = shape.workspace_bytes(request.max_num_seqs, max_num_batched_tokens, dtype)
     left = free_bytes - RUNTIME_BYTES - weights - workspace - request.host_bytes
     pool = size_kv_pool(request, shape.kv_block_bytes(request.block_size, dtype), left)
@@ -262,7 +254,7 @@ def predict_ranks(
     free memory. The pool has as many blocks as the rank with the least room for them.
     """
     free_bytes = machine.free_memory_bytes // len(parts)
-    found = [predict(part, dtype, request, max_num_batched_tokens, free_bytes, machine.cpu_flags) for part in parts]
+    found = [predict(part, dtype, request, max_num_batched_tokens, free_bytes) for part in parts]
     num_blocks = min(pool.num_blocks for _, pool in found)
     each = [replace(memory, kv_bytes=num_blocks * pool.block_bytes) for memory, pool in found]
     largest = max((pool for _, pool in found), key=lambda pool: pool.block_bytes)
@@ -290,9 +282,3 @@ def _choose_dtype(requested: str, checkpoint_dtype: str | None, cpu_flags: froze
     if cpu_flags & BF16_INSTRUCTIONS:
         return "bfloat16", "the checkpoint is quantized, and this CPU has bf16 instructions"
     return "float32", "the checkpoint is quantized, and this CPU has no bf16 instructions"
-
-
-def product_dtype(dtype: str, cpu_flags: frozenset[str]) -> str:
-    """The precision that weights are packed in for the matrix product: float32 where the CPU multiplies no `dtype`."""
-    instructions = _PRODUCT_INSTRUCTIONS.get(dtype)
-    return dtype if instructions is None or instructions & cpu_flags else "float32"

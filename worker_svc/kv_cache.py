@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from octavo.machine import MachineFacts
-from octavo.memory import KvPool, KvRequest, ModelShape, product_dtype, size_kv_pool
+from octavo.memory import KvPool, KvRequest, ModelShape, size_kv_pool
 from octavo.process import StartError
 from octavo.sizes import format_bytes
 from worker_svc.config import WorkerConfig
@@ -53,8 +53,6 @@ class WorkerMemory:
     """Where a worker's memory goes, in bytes."""
 
     weight_bytes: int
-    # The precision that weights are packed in for the matrix product.
-    product_dtype: str
     workspace_bytes: int
     pool: KvPool
     # Held by others on this machine, as far as the worker can see.
@@ -98,8 +96,7 @@ def size_memory(
             f"the {format_bytes(max(0, free))} free after weights and workspace; lower it, or free memory"
         )
     return WorkerMemory(
-        weight_bytes=shape.weight_bytes(dtype, machine.cpu_flags) + shape.rope_bytes(shape.max_model_len),
-        product_dtype=product_dtype(dtype, machine.cpu_flags),
+        weight_bytes=shape.weight_bytes(dtype) + shape.rope_bytes(shape.max_model_len),
         workspace_bytes=workspace,
         pool=pool,
         others_bytes=max(0, machine.total_memory_bytes - machine.free_memory_bytes - resident_bytes),
@@ -113,7 +110,7 @@ def memory_table(memory: WorkerMemory, shape: ModelShape, dtype: str, config: Wo
     longest = min(shape.max_model_len, pool.num_tokens)
     millions = f"{shape.num_parameters / 1e6:.0f} M parameters"
     rows = [
-        ("weights", memory.weight_bytes, f"{millions} in {_precisions(memory, dtype)}"),
+        ("weights", memory.weight_bytes, f"{millions} in {dtype}"),
         (
             "KV cache",
             pool.num_bytes,
@@ -140,12 +137,6 @@ def memory_table(memory: WorkerMemory, shape: ModelShape, dtype: str, config: Wo
     )
     whose = "memory" if shape.num_ranks == 1 else f"memory of this rank, one of {shape.num_ranks}"
     return f"{whose}\n" + "\n".join(lines)
-
-
-def _precisions(memory: WorkerMemory, dtype: str) -> str:
-    if memory.product_dtype == dtype:
-        return dtype
-    return f"{dtype}, packed in {memory.product_dtype}: this CPU has no {dtype} products"
 
 
 def _origin(config: WorkerConfig, name: str) -> str:

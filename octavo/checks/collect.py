@@ -161,9 +161,7 @@ def _read(request: ModelRequest, directory: str, shape: ModelShape, dtype: str, 
         kv_memory_fraction=request.kv.kv_memory_fraction,
         host_bytes=request.kv.host_bytes,
     )
-    memory, pool = predict(
-        shape, dtype, kv, request.max_num_batched_tokens, machine.free_memory_bytes, machine.cpu_flags
-    )
+    memory, pool = predict(shape, dtype, kv, request.max_num_batched_tokens, machine.free_memory_bytes)
     return ModelFacts(
         name=request.name,
         directory=directory,

@@ -16,7 +16,6 @@ from octavo.memory import (
     ModelShape,
     dtype_reason,
     predict,
-    product_dtype,
     resolve_dtype,
     size_kv_pool,
 )
@@ -41,7 +40,7 @@ def test_the_parameters_of_a_known_model_are_counted() -> None:
 def test_an_untied_head_is_a_second_table() -> None:
     untied = replace(SMOL, tied_embeddings=False)
     assert untied.num_parameters - SMOL.num_parameters == 49152 * 576
-    assert untied.weight_bytes("float32", NO_FLAGS) == SMOL.weight_bytes("float32", NO_FLAGS)
+    assert untied.weight_bytes("float32") == SMOL.weight_bytes("float32")
 
 
 def test_a_block_holds_keys_and_values_of_every_layer() -> None:
@@ -98,7 +97,7 @@ def test_the_default_pool_is_never_over_its_share_nor_negative(
 
 
 def test_the_prediction_is_the_sum_of_its_parts() -> None:
-    memory, pool = predict(SMOL, "float32", REQUEST, 512, 20 * GIB, NO_FLAGS)
+    memory, pool = predict(SMOL, "float32", REQUEST, 512, 20 * GIB)
     rope_bytes = 8192 * 64 * 4  # a cosine and a sine for each of 32 pairs and 8192 positions
     assert memory.weight_bytes == (134_515_008 + 49152 * 576) * 4 + rope_bytes
     assert memory.kv_bytes == pool.num_bytes
@@ -123,12 +122,8 @@ def test_precision_follows_request_then_checkpoint_then_cpu(
     assert resolve_dtype(requested, stored, frozenset(flags)) == dtype
 
 
-def test_weights_are_packed_in_fp32_where_the_cpu_has_no_products_of_their_precision() -> None:
-    table_bytes = 49152 * 576 * 2
-    native = SMOL.weight_bytes("bfloat16", frozenset({"avx512bw"}))
-    assert native == 134_515_008 * 2 + table_bytes
-    assert SMOL.weight_bytes("bfloat16", frozenset({"avx2"})) == 134_515_008 * 4 + table_bytes
-    assert product_dtype("float16", frozenset({"avx512bw"})) == "float32"
+def test_a_tied_head_is_held_beside_the_embedding_in_the_models_precision() -> None:
+    assert SMOL.weight_bytes("bfloat16") == (134_515_008 + 49152 * 576) * 2
 
 
 def test_the_precision_comes_with_its_reason() -> None:
@@ -138,7 +133,7 @@ def test_the_precision_comes_with_its_reason() -> None:
 
 
 def test_the_host_tier_is_set_aside_before_the_pool_gets_its_share() -> None:
-    alone, pool = predict(SMOL, "float32", REQUEST, 512, 4 * GIB, NO_FLAGS)
-    memory, smaller = predict(SMOL, "float32", replace(REQUEST, host_bytes=GIB), 512, 4 * GIB, NO_FLAGS)
+    alone, pool = predict(SMOL, "float32", REQUEST, 512, 4 * GIB)
+    memory, smaller = predict(SMOL, "float32", replace(REQUEST, host_bytes=GIB), 512, 4 * GIB)
     assert pool.num_bytes - smaller.num_bytes == pytest.approx(GIB / 2, rel=0.01)
     assert memory.total_bytes - alone.total_bytes == pytest.approx(GIB / 2, rel=0.01)
