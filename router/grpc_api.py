@@ -58,8 +58,13 @@ def make_server(
     front: FrontDoor, max_message_bytes: int, gate: Gate | None = None
 ) -> tuple[grpc.aio.Server, HealthServicer]:
     """A server with all services, not started, and its health."""
+
+    async def refuse(context: Context, refusal: RouterError) -> None:
+        front.metrics.refused(refusal)
+        await _abort(context, refusal)
+
     server = grpc.aio.server(
-        interceptors=[GrpcGate(gate or Gate(), _abort)],
+        interceptors=[GrpcGate(gate or Gate(), refuse)],
         options=[
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", -1),
@@ -107,12 +112,12 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         models = [
             pb.Model(
-                name=served.info.name,
-                max_model_len=served.info.max_model_len,
-                vocab_size=served.info.vocab_size,
-                ready=self._front.readiness().ready,
+                name=model.name,
+                max_model_len=model.info.max_model_len,
+                vocab_size=model.info.vocab_size,
+                ready=model.is_ready,
             )
-            for served in self._front.models()
+            for model in self._front.models()
         ]
         return pb.ListModelsResponse(models=models)
 
@@ -168,9 +173,7 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
     async def _answer(self, prepared: Prepared) -> AsyncIterator[AsyncGenerator[Event, None]]:
         async with self._front.answer(prepared) as events:
             if prepared.params.echo:
-                async with contextlib.aclosing(
-                    with_prompt(events, prepared, self._front.require_text().tokenizer)
-                ) as echoed:
+                async with contextlib.aclosing(with_prompt(events, prepared)) as echoed:
                     yield echoed
             else:
                 yield events

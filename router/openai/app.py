@@ -17,10 +17,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from octavo.internal.v1 import scheduler_pb2
 from router.access.gate import Gate
 from router.access.http_gate import HttpGate
-from router.errors import Cancelled, RouterError
+from router.errors import Cancelled, RouterError, Unavailable
 from router.front import FrontDoor
 from router.openai.answers import respond
 from router.openai.chat import ChatFormat
@@ -37,6 +36,7 @@ from router.openai.transport import (
     request_id_of,
 )
 from router.openai.unserved import add_unserved_routes
+from router.readiness import ListedModel
 
 _LOG = logging.getLogger(__name__)
 
@@ -44,7 +44,9 @@ _LOG = logging.getLogger(__name__)
 def make_app(front: FrontDoor, max_body_bytes: int, gate: Gate | None = None) -> FastAPI:
     """The app of one router."""
     app = FastAPI(title="Octavo", version=version("octavo"), docs_url="/docs", redoc_url=None)
-    app.add_middleware(HttpGate, gate=gate or Gate())  # first, so innermost: around every route, and no more
+    app.add_middleware(
+        HttpGate, gate=gate or Gate(), on_refusal=front.metrics.refused
+    )  # first, so innermost: around every route, and no more
     app.add_middleware(RequestIds)
     _add_error_handlers(app, front)
     _add_status_routes(app, front)
@@ -53,8 +55,7 @@ def make_app(front: FrontDoor, max_body_bytes: int, gate: Gate | None = None) ->
     async def completions(request: Request) -> Response:
         asked = await read(request, read_completion)
         prepared = await front.prepare(asked.request)
-        text = front.require_text()
-        writer = CompletionFormat(prepared, int(time.time()), asked.form, text.tokenizer)
+        writer = CompletionFormat(prepared, int(time.time()), asked.form)
         return await respond(front, request, asked.form, prepared, writer)
 
     @app.post("/v1/chat/completions")
@@ -96,6 +97,7 @@ def _add_health_routes(app: FastAPI, front: FrontDoor) -> None:
             "reason": found.reason,
             "phases": list(found.phases),
             "models": list(found.models),
+            "reasons": dict(found.reasons),
         }
         return JSONResponse(body, 200 if found.ready else 503)
 
@@ -116,23 +118,27 @@ def _add_status_routes(app: FastAPI, front: FrontDoor) -> None:
 
     @app.get("/v1/models")
     async def models() -> Json:
-        return {"object": "list", "data": [entry(served) for served in front.models()]}
+        return {"object": "list", "data": list(map(entry, front.models()))}
 
     @app.get("/v1/models/{model_id:path}")
     async def model(model_id: str) -> Json:
-        name = front.known_model(model_id)
-        return next(entry(served) for served in front.models() if served.info.name == name)
+        front.catalogue.model_of(model_id)
+        found = [listed for listed in front.models() if listed.name == model_id]
+        if not found:
+            raise Unavailable(f"not ready: {front.readiness().reason}")
+        return entry(found[0])
 
-    def entry(served: scheduler_pb2.ServedModel) -> Json:
-        return {
-            "id": served.info.name,
+    def entry(listed: ListedModel) -> Json:
+        shown: Json = {
+            "id": listed.name,
             "object": "model",
             "created": started,
             "owned_by": "octavo",
-            "root": served.info.name,
+            "root": listed.name,
             "parent": None,
-            "max_model_len": served.info.max_model_len,
+            "max_model_len": listed.info.max_model_len,
         }
+        return shown if listed.weights is None else {**shown, "weights": dict(listed.weights)}
 
 
 def _add_error_handlers(app: FastAPI, front: FrontDoor) -> None:
