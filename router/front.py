@@ -18,6 +18,7 @@ from typing import TypeVar
 from octavo.internal.v1 import scheduler_pb2, types_pb2
 from octavo.phases import Phase
 from router.access.admission import Admission
+from router.access.key_file import PRIORITY_MAX, PRIORITY_MIN
 from router.errors import InvalidRequest, NotFound, Unavailable, check_text, show_value
 from router.generation import StreamContext, run
 from router.metrics import RouterMetrics
@@ -40,7 +41,6 @@ from router.worker_starts import WorkerStarts
 T = TypeVar("T")
 
 MAX_SALT_CHARS = 256
-PRIORITY_MIN, PRIORITY_MAX = -(2**31), 2**31 - 1
 _TOKENIZING_THREADS = 2
 
 

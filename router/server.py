@@ -92,7 +92,8 @@ class Router:
         self.tasks: set[asyncio.Task[None]] = set()
         self._http_tasks: list[asyncio.Task[None]] = []
         self.phases = Phases()
-        self.access = Access(config)
+        self.metrics = RouterMetrics(by_tenant=config.metrics_by_tenant)
+        self.access = Access(config, self.metrics.refused)
         self.inlet = TokenInlet(
             config.token_listen, config.token_advertise, curve=config.wants_curve(config.token_listen)
         )
@@ -104,7 +105,6 @@ class Router:
             internal_channel_credentials(config.internal_tls_cert, config.internal_tls_key, config.internal_tls_ca),
         )
         self.scheduler.on_change(lambda state: self.inlet.authorise(state.worker_curve_keys))
-        self.metrics = RouterMetrics(by_tenant=config.metrics_by_tenant)
         self._tracer = make_tracer("octavo-router", config.otlp_endpoint, config.otlp_sampling_ratio)
         self.front = FrontDoor(
             served_name(config),

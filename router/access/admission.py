@@ -110,10 +110,10 @@ class _Cap:
 def check_caps(request: GenerationRequest, options: AccessOptions) -> None:
     """Raise InvalidRequest for the first thing of which a request asks too much. Types are checked elsewhere."""
     sampling = request.sampling
-    for name in ("n", "best_of"):
-        _Cap(name, "--max-n", options.max_n).check(getattr(sampling, name, None))
-    for name in ("logprobs", "prompt_logprobs"):
-        _Cap(name, "--max-logprobs", options.max_logprobs).check(getattr(sampling, name))
+    _Cap("n", "--max-n", options.max_n).check(sampling.n)
+    _Cap("best_of", "--max-n", options.max_n).check(sampling.best_of)
+    _Cap("logprobs", "--max-logprobs", options.max_logprobs).check(sampling.logprobs)
+    _Cap("prompt_logprobs", "--max-logprobs", options.max_logprobs).check(sampling.prompt_logprobs)
     _check_stop(sampling.stop, options)
     if isinstance(request.prompt, ChatPrompt):
         messages, tools = request.prompt.messages, request.prompt.options.tools

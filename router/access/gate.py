@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 
 from router.access.keyring import ANYBODY, Caller, Keyring
 from router.access.networks import Address, NetworkRules
-from router.errors import Forbidden, Unauthenticated
+from router.errors import Forbidden, RouterError, Unauthenticated
 
 CALLER: ContextVar[Caller] = ContextVar("caller", default=ANYBODY)
 """Whom the present request is for; set at the gate, read where the request is made."""
@@ -24,12 +23,16 @@ CALLER: ContextVar[Caller] = ContextVar("caller", default=ANYBODY)
 class Gate:
     """The rules of one router."""
 
-    def __init__(self, keyring: Keyring | None = None, networks: NetworkRules | None = None) -> None:
-        """Without either everybody gets in, as the one tenant."""
+    def __init__(
+        self,
+        keyring: Keyring | None = None,
+        networks: NetworkRules | None = None,
+        on_refusal: Callable[[RouterError], None] = lambda error: None,
+    ) -> None:
+        """Without keys and networks everybody gets in, as the one tenant. `on_refusal` is told of who does not."""
         self._keyring = keyring or Keyring()
         self._networks = networks or NetworkRules()
-        self.num_refused: Counter[str] = Counter()
-        """Refusals since the start, by reason: address, no key, unknown key."""
+        self._on_refusal = on_refusal
 
     @property
     def asks_for_keys(self) -> bool:
@@ -42,8 +45,9 @@ class Gate:
     def check_address(self, peer: Address | None, forwarded_for: Sequence[str]) -> None:
         """Raises Forbidden for a client whose address may not come in."""
         if not self._networks.allows(peer, forwarded_for):
-            self.num_refused["address"] += 1
-            raise Forbidden("your address may not use this server; its operator's --allow-networks says which may")
+            raise self._told(
+                Forbidden("your address may not use this server; its operator's --allow-networks says which may")
+            )
 
     def identify(self, credentials: Sequence[str], *, accept_basic: bool = False) -> Caller:
         """Whom `Authorization` headers stand for. Raises Unauthenticated.
@@ -52,22 +56,21 @@ class Gate:
         """
         if not self._keyring.asks_for_keys:
             return ANYBODY
-        if len(credentials) != 1:
-            self.num_refused["no key"] += 1
-            raise Unauthenticated(
-                "an API key is needed: send it once, as `Authorization: Bearer KEY`"
-                if not credentials
-                else f"Authorization is given {len(credentials)} times; send it once"
-            )
+        if not credentials:
+            raise self._told(Unauthenticated("an API key is needed: send it as `Authorization: Bearer KEY`"))
+        if len(credentials) > 1:
+            raise self._told(Unauthenticated(f"Authorization is given {len(credentials)} times; send the API key once"))
         key = _key_in(credentials[0], accept_basic=accept_basic)
         if key is None:
-            self.num_refused["no key"] += 1
-            raise Unauthenticated("Authorization holds no API key; send it as `Authorization: Bearer KEY`")
+            raise self._told(Unauthenticated("Authorization holds no API key; send it as `Authorization: Bearer KEY`"))
         caller = self._keyring.find(key)
         if caller is None:
-            self.num_refused["unknown key"] += 1
-            raise Unauthenticated("the API key is not known here, or was revoked")
+            raise self._told(Unauthenticated("the API key is not known here, or was revoked"))
         return caller
+
+    def _told(self, error: RouterError) -> RouterError:
+        self._on_refusal(error)
+        return error
 
 
 def _key_in(credentials: str, *, accept_basic: bool) -> str | None:

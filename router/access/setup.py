@@ -6,6 +6,7 @@ Knows which options mean which rules; decides nothing itself.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from octavo.addresses import is_local_host
 from octavo.tls import ServerTls, TlsFiles
@@ -14,6 +15,7 @@ from router.access.gate import Gate
 from router.access.keyring import Keyring
 from router.access.networks import NetworkRules, parse_networks
 from router.access.options import AccessOptions
+from router.errors import RouterError
 
 REFRESH_S = 1.0
 """How often files of keys and certificates are looked at."""
@@ -22,11 +24,13 @@ REFRESH_S = 1.0
 class Access:
     """Everything of one router. `tls` is None where the public ports are plain."""
 
-    def __init__(self, options: AccessOptions) -> None:
-        """Read the files. Raises StartError naming the option and the file."""
+    def __init__(self, options: AccessOptions, on_refusal: Callable[[RouterError], None] = lambda error: None) -> None:
+        """Read the files; `on_refusal` is told of those whom the gate turns away. Raises StartError naming option and
+        file.
+        """
         self.keyring = Keyring(options.api_key, options.key_file)
         networks = NetworkRules(parse_networks(options.allow_networks), parse_networks(options.trusted_proxies))
-        self.gate = Gate(self.keyring, networks)
+        self.gate = Gate(self.keyring, networks, on_refusal)
         self.admission = Admission(options, self.keyring)
         files = TlsFiles(options.tls_cert, options.tls_key, options.tls_client_ca)
         self.tls = None if files.cert is None else ServerTls(files)

@@ -76,6 +76,7 @@ async def test_every_route_but_health_needs_the_key(model_dir: Path) -> None:
         assert {("POST", "/v1/chat/completions"), ("GET", "/metrics"), ("GET", "/openapi.json")} <= routes
         strangers = {("GET", "/nothing"), ("POST", "/v1/nothing"), ("OPTIONS", "/v1/models"), ("GET", "/health/")}
         strangers |= {("GET", "//health"), ("GET", "/ready/../metrics"), ("PATCH", "/metrics"), ("GET", "/%2e/health")}
+        num_refused = 0
         for method, path in sorted(routes | strangers):
             for headers in ({}, bearer("wrong"), {"authorization": KEY}, {"authorization": "Bearer"}):
                 answer = await made.http.request(method, path, headers=headers)
@@ -83,6 +84,7 @@ async def test_every_route_but_health_needs_the_key(model_dir: Path) -> None:
                     assert answer.status_code != 401, (method, path)
                     continue
                 assert answer.status_code == 401, (method, path, headers)
+                num_refused += 1
                 assert answer.headers["www-authenticate"] == 'Bearer realm="octavo"'
                 assert answer.headers["x-request-id"]
                 if method != "HEAD":
@@ -90,6 +92,8 @@ async def test_every_route_but_health_needs_the_key(model_dir: Path) -> None:
                     assert error["type"] == "authentication_error"
                     assert "key" in error["message"].lower()
         assert {path for path in OPEN_PATHS if ("GET", path) in routes} == OPEN_PATHS
+        counted = (await made.http.get("/metrics", headers=bearer(KEY))).text
+        assert f'octavo_request_refusals_total{{reason="unauthenticated",code="401"}} {num_refused}' in counted
 
 
 @in_loop
