@@ -5,7 +5,7 @@ Knows ASGI and where the paths of health are; knows no other route.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -24,13 +24,9 @@ _SAFE_METHODS = frozenset({"GET", "HEAD"})
 class HttpGate:
     """Middleware. It stands inside what answers a browser's preflight, which carries no key, and around all else."""
 
-    def __init__(
-        self, app: ASGIApp, gate: Gate, on_refusal: Callable[[RouterError], None] = lambda refusal: None
-    ) -> None:
-        """`on_refusal` is told of each refusal."""
+    def __init__(self, app: ASGIApp, gate: Gate) -> None:
         self._app = app
         self._gate = gate
-        self._on_refusal = on_refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -39,7 +35,6 @@ class HttpGate:
         try:
             self._admit(scope)
         except RouterError as refusal:
-            self._on_refusal(refusal)
             await _refuse(refusal, scope, receive, send)
             return
         await self._app(scope, receive, send)
