@@ -9,11 +9,13 @@ an empty verdict: ready.
 
 from __future__ import annotations
 
+import json
 import re
 import resource
 import signal
 import sys
 import threading
+from collections.abc import Iterator, Mapping
 from typing import BinaryIO
 
 from llguidance import LLTokenizer
@@ -25,6 +27,7 @@ from octavo.internal.v1 import types_pb2
 MAX_MEMORY_BYTES = 2 * 2**30
 STACK_BYTES = 4 * 2**20
 MAX_ERROR_CHARS = 400
+MAX_LOCATING_COMPILATIONS = 200
 # Grammars of tool calls name special tokens by id; no vocabulary in use has more.
 _NUM_TOKEN_IDS = 2**18
 
@@ -62,8 +65,49 @@ def check(vocabulary: LLTokenizer, grammar: types_pb2.Grammar) -> types_pb2.Gram
         if matcher.is_error():
             raise GrammarError("it allows no text at all, or is too complex to follow")
     except GrammarError as error:
-        return types_pb2.GrammarVerdict(error=explain(str(error)))
+        place = ""
+        if grammar.kind == types_pb2.GRAMMAR_KIND_JSON_SCHEMA:
+            place = locate(vocabulary, json.loads(grammar.text), str(error))
+        return types_pb2.GrammarVerdict(error=(f"at {place}: " if place else "") + explain(str(error)))
     return types_pb2.GrammarVerdict(grammar=resolved)
+
+
+def locate(vocabulary: LLTokenizer, schema: object, error: str) -> str:
+    """The JSON pointer of the innermost part of a schema that has the same error by itself; "" for the whole."""
+    budget = iter(range(MAX_LOCATING_COMPILATIONS))
+
+    def has_it(part: Mapping[str, object]) -> bool:
+        if next(budget, None) is None:
+            return False
+        text = json.dumps(part)
+        try:
+            compile_grammar(vocabulary, types_pb2.Grammar(kind=types_pb2.GRAMMAR_KIND_JSON_SCHEMA, text=text))
+        except GrammarError as found:
+            return str(found) == error
+        return False
+
+    pointer = ""
+    while found := next(((step, part) for step, part in _parts(schema) if has_it(part)), None):
+        step, schema = found
+        pointer += step
+    return pointer
+
+
+def _parts(schema: object) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """Schemas directly inside a schema, with their pointers in it: keywords' values, and those of maps and lists."""
+    if not isinstance(schema, Mapping):
+        return
+    for keyword, value in schema.items():
+        inner = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+        for name, part in inner:
+            if isinstance(part, Mapping):
+                yield f"/{_escaped(keyword)}/{_escaped(str(name))}", part
+        if isinstance(value, Mapping):
+            yield f"/{_escaped(keyword)}", value
+
+
+def _escaped(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")
 
 
 def explain(error: str) -> str:

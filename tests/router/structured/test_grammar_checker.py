@@ -36,10 +36,10 @@ async def test_what_is_wrong_is_said_with_its_place() -> None:
             (regex("the.field", "é(?=a)"), "look-around, including look-ahead and look-behind, is not supported"),
             (regex("the.field", r"(a)\1"), "backreferences are not supported, at character 3"),
             (
-                json_schema("the.field", {"type": "object", "properties": {"a": {"if": {}}}}),
-                'Unimplemented keys: ["if"]',
+                json_schema("the.field", {"properties": {"if": {}, "a/b": {"anyOf": [{}, {"items": {"if": {}}}]}}}),
+                'cannot be enforced: at /properties/a~1b/anyOf/1/items: Unimplemented keys: ["if"]',
             ),
-            (json_schema("the.field", {"type": "strong"}), "Invalid type: strong"),
+            (json_schema("the.field", {"type": "strong"}), "cannot be enforced: Invalid type: strong"),
             (json_schema("the.field", {"enum": []}), "Unsatisfiable schema"),
             (grammar("the.field", 'start: "a" | b'), 'line 1, column 8: unknown name: "b"'),
             (grammar("the.field", 'root ::= "a" | b'), "Rule 'b' not found"),
