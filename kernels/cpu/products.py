@@ -36,7 +36,7 @@ class CpuLinear:
     panels: Tensor
     # fp32
     bias: Tensor | None
-    # rows are added to these: context, x and out come first.
+    # What the extension takes of it, in its order, after context, x, out and the number of rows.
     shape_arguments: tuple[int, int, int, int, int, int]
 
 
@@ -60,11 +60,16 @@ class Arena:
 
 
 def pack(context: int, weight: Tensor, bias: Tensor | None, arena: Arena) -> CpuLinear:
-    """Packs a weight. Raises ValueError for one that is not a matrix of a type the kernels compute with."""
+    """Packs a weight [out_features, in_features] and its bias [out_features].
+
+    Raises ValueError for other shapes and for types that the kernels do not compute with.
+    """
     if weight.dim() != 2:
         raise ValueError(f"weight must be [out_features, in_features], got shape {tuple(weight.shape)}")
     weight = weight.contiguous()
     columns, depth = weight.shape
+    if bias is not None and bias.shape != (columns,):
+        raise ValueError(f"bias must be [{columns}] for this weight, got shape {tuple(bias.shape)}")
     code = dtype_code(weight.dtype)
     stored = native().narrowest(context, weight.data_ptr(), 0, columns, depth, code, code)
     num_items = -(-columns // _PANEL_COLUMNS) * _PANEL_COLUMNS * depth

@@ -1,0 +1,116 @@
+"""The extension's matrix product: the order of its sums, to the bit, and how narrowly weights are kept."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.cpu import CpuBackend, products
+from kernels.cpu.extension import runnable_variants
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+# Fewer and more rows than a tile, than a task, and tiles that do not divide them.
+ROW_COUNTS = (1, 2, 3, 4, 5, 7, 8, 31, 32, 64, 129)
+# One panel and a part of one; depths that no vector divides; tasks whose rows a cache does not hold.
+SHAPES = ((32, 40), (77, 129), (100, 2600))
+
+
+def randn(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def chains(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The definition: a chain of fp32 FMAs over depth in ascending order, then the bias.
+
+    A product of fp32 and bf16 is exact in fp64, and so, but for one case in 2^29, is the rounding of the sum to fp32.
+    """
+    sums = torch.zeros(len(x), len(weight))
+    for k in range(x.shape[1]):
+        sums = (sums.double() + x[:, k : k + 1].double() * weight[:, k].double()).float()
+    return sums + bias
+
+
+def pack(backend: CpuBackend, weight: Tensor, bias: Tensor | None = None) -> products.CpuLinear:
+    packed = backend.pack_linear(weight, bias)
+    if not isinstance(packed, products.CpuLinear):
+        pytest.skip("weights of this type go through oneDNN here")
+    return packed
+
+
+@pytest.mark.parametrize(("columns", "depth"), SHAPES)
+def test_sums_are_chains_over_ascending_depth(variant: str, columns: int, depth: int) -> None:
+    if variant == "portable":
+        pytest.skip("rounds products before it adds them")
+    weight, bias = randn(columns, depth, seed=1).to(BF16).float(), randn(columns, seed=2)
+    x = randn(8, depth, seed=3)
+    backend = CpuBackend(1, variant)
+    assert torch.equal(backend.linear(x, pack(backend, weight, bias)), chains(x, weight, bias))
+
+
+@pytest.mark.parametrize("kept", [BF16, FP16, FP32])
+@pytest.mark.parametrize(("columns", "depth"), SHAPES)
+def test_a_row_is_the_same_among_any_others(variant: str, kept: torch.dtype, columns: int, depth: int) -> None:
+    weight = randn(columns, depth, seed=4).to(kept).float()
+    x = randn(max(ROW_COUNTS), depth, seed=5)
+    one = CpuBackend(1, variant)
+    packed = pack(one, weight)
+    assert packed.stored_dtype == kept
+    whole = one.linear(x, packed)
+    torch.testing.assert_close(whole.double(), x.double() @ weight.double().T, rtol=1e-4, atol=1e-3)
+    for num_threads in (1, 2, 3):
+        backend = CpuBackend(num_threads, variant)
+        for count in ROW_COUNTS:
+            for begin in {0, len(x) - count}:
+                rows = slice(begin, begin + count)
+                assert torch.equal(backend.linear(x[rows], packed), whole[rows]), (num_threads, rows)
+
+
+@pytest.mark.parametrize("kept", [BF16, FP16])
+def test_weights_kept_in_16_bits_lose_nothing(variant: str, kept: torch.dtype) -> None:
+    """One weight more that 16 bits do not hold, in a column of its own, has all of them kept in fp32."""
+    narrow = randn(64, 200, seed=6).to(kept).float()
+    wide = torch.cat((narrow, torch.full((1, 200), 1 + 2.0**-20)))
+    x = randn(9, 200, seed=7)
+    backend = CpuBackend(1, variant)
+    packed, packed_wide = pack(backend, narrow), pack(backend, wide)
+    assert (packed.stored_dtype, packed_wide.stored_dtype) == (kept, FP32)
+    assert torch.equal(backend.linear(x, packed), backend.linear(x, packed_wide)[:, :64])
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+def test_16_bit_rows_are_widened_and_results_rounded_once(variant: str, dtype: torch.dtype) -> None:
+    weight, bias = randn(70, 130, seed=8).to(dtype), randn(70, seed=9).to(dtype)
+    x = randn(11, 130, seed=10).to(dtype)
+    backend = CpuBackend(2, variant)
+    packed = pack(backend, weight, bias)
+    wide = pack(backend, weight.float(), bias.float())
+    assert packed.stored_dtype == dtype
+    assert torch.equal(backend.linear(x, packed), backend.linear(x.float(), wide).to(dtype))
+
+
+def test_avx512_and_avx2_multiply_alike() -> None:
+    if not {"avx512", "avx2"} <= set(runnable_variants()):
+        pytest.skip(f"this processor runs {', '.join(runnable_variants())}")
+    weight, x = randn(100, 300, seed=11), randn(30, 300, seed=12)
+    results = [backend.linear(x, pack(backend, weight)) for backend in (CpuBackend(1, "avx512"), CpuBackend(1, "avx2"))]
+    assert torch.equal(*results)
+
+
+def test_the_packed_weight_is_a_copy(backend: CpuBackend) -> None:
+    weight, x = randn(40, 50, seed=13), randn(3, 50, seed=14)
+    packed = pack(backend, weight, weight[:, 0])
+    before = backend.linear(x, packed)
+    weight.zero_()
+    assert torch.equal(backend.linear(x, packed), before)
+
+
+def test_what_does_not_fit_the_weight_is_refused(backend: CpuBackend) -> None:
+    packed = pack(backend, randn(40, 50, seed=15))
+    for x in (randn(2, 49, seed=0), randn(2, 50, seed=0).double()):
+        with pytest.raises(ValueError, match=r"the weight takes \[num_tokens, 50\] torch.float32"):
+            backend.linear(x, packed)
+    with pytest.raises(ValueError, match="must be \\[out_features, in_features\\]"):
+        backend.pack_linear(torch.zeros(4), None)
+    with pytest.raises(ValueError, match="bias"):
+        backend.pack_linear(torch.zeros(4, 3), torch.zeros(3))
