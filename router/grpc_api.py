@@ -58,13 +58,8 @@ def make_server(
     front: FrontDoor, max_message_bytes: int, gate: Gate | None = None
 ) -> tuple[grpc.aio.Server, HealthServicer]:
     """A server with all services, not started, and its health."""
-
-    async def refuse(context: Context, refusal: RouterError) -> None:
-        front.metrics.refused(refusal)
-        await _abort(context, refusal)
-
     server = grpc.aio.server(
-        interceptors=[GrpcGate(gate or Gate(), refuse)],
+        interceptors=[GrpcGate(gate or Gate(), _abort)],
         options=[
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", -1),
