@@ -15,8 +15,9 @@ from pathlib import Path
 
 from octavo.checks.types import Facts, KernelFacts, ModelFacts, PackageFacts, PortFacts
 from octavo.machine import MachineFacts, collect_machine
-from octavo.memory import DTYPE_BYTES, KvRequest, ModelShape, predict, resolve_dtype
+from octavo.memory import DTYPE_BYTES, KvRequest, ModelShape, predict_ranks, resolve_dtype
 from octavo.ports import port_in_use, port_owner
+from octavo.sharding import ShardingError
 from octavo.sizes import format_bytes
 
 _DISTRIBUTION = "octavo"
@@ -57,6 +58,9 @@ class ModelRequest:
     kv: KvOptions
     num_replicas: int = 1
     """Workers on this machine that each hold all of it."""
+    num_ranks: int = 1
+    """Ranks of a worker, each with a part of the model, and how many of them are on this machine."""
+    num_local_ranks: int = 1
 
 
 def collect(ports: Iterable[PortRequest], model: ModelRequest | None) -> Facts:
@@ -161,7 +165,11 @@ def _read(request: ModelRequest, directory: str, shape: ModelShape, dtype: str, 
         kv_memory_fraction=request.kv.kv_memory_fraction,
         host_bytes=request.kv.host_bytes,
     )
-    memory, pool = predict(shape, dtype, kv, request.max_num_batched_tokens, machine.free_memory_bytes)
+    try:
+        parts = [shape.part(rank, request.num_ranks) for rank in range(request.num_local_ranks)]
+        memory, pool = predict_ranks(parts, dtype, kv, request.max_num_batched_tokens, machine)
+    except ShardingError:  # which a check of its own says
+        memory, pool = None, None
     return ModelFacts(
         name=request.name,
         directory=directory,
@@ -173,6 +181,9 @@ def _read(request: ModelRequest, directory: str, shape: ModelShape, dtype: str, 
         memory=memory,
         kv_pool=pool,
         num_replicas=request.num_replicas,
+        num_ranks=request.num_ranks,
+        num_local_ranks=request.num_local_ranks,
+        divided_sizes=shape.divided_sizes,
     )
 
 

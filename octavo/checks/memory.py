@@ -19,6 +19,8 @@ def memory_fits(facts: Facts) -> Finding | None:
     if need.host_bytes:
         measured += f", host tier {format_bytes(need.host_bytes)} (--swap-space)"
     limit = f"{format_bytes(free)} free, {format_bytes(others)} held by other processes"
+    if facts.model.num_ranks > 1:
+        measured += f", for {facts.model.num_local_ranks} ranks together"
     num, total = facts.model.num_replicas, facts.model.num_replicas * need.total_bytes
     if num > 1:
         measured = f"{format_bytes(total)} needed by {num} replicas (--data-parallel-size), each {measured}"
@@ -26,7 +28,8 @@ def memory_fits(facts: Facts) -> Finding | None:
         return Finding("memory", Severity.OK, measured, limit)
     without_kv = total - num * need.kv_bytes
     if without_kv < free:
-        remedy = f"Use --kv-cache-memory {(free - without_kv) // num // 2**20}MiB or less, or free memory"
+        each = (free - without_kv) // num // facts.model.num_local_ranks
+        remedy = f"Use --kv-cache-memory {each // 2**20}MiB or less, or free memory"
     elif num > 1 and need.total_bytes <= free:
         remedy = f"Use --data-parallel-size {free // need.total_bytes}, or free memory"
     else:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from octavo.machine import MachineFacts
 from octavo.memory import KvPool, MemoryPrediction
+from octavo.sharding import DividedSizes
 
 
 class Severity(enum.Enum):
@@ -84,6 +85,10 @@ class ModelFacts:
     kv_pool: KvPool | None
     num_replicas: int = 1
     """Workers on this machine, of which each takes so much memory."""
+    num_ranks: int = 1
+    """Ranks that hold the model together; `memory` is that of those on this machine, `kv_pool` each one's."""
+    num_local_ranks: int = 1
+    divided_sizes: DividedSizes | None = None
 
 
 @dataclass(frozen=True)

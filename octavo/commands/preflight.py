@@ -6,6 +6,7 @@ Knows which options mean which facts; the judging is octavo.checks'.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,6 +22,7 @@ from octavo.sizes import format_bytes
 from router.config import RouterConfig
 from scheduler_svc.config import SchedulerConfig
 from worker_svc.config import WorkerConfig
+from worker_svc.parallel.place import launched_place
 
 _LOG = logging.getLogger(__name__)
 
@@ -43,6 +45,11 @@ def check_service(name: str, config: Any) -> None:
 
 def check_stack(router: RouterConfig, worker: WorkerConfig, num_workers: int) -> None:
     """Check what a whole stack of so many workers needs. Raises StartError with the first failure."""
+    if launched_place(os.environ, worker.tensor_parallel_size) is not None:
+        raise StartError(
+            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}: a launcher starts workers, and `octavo serve` its own. Unset "
+            "it and give --tensor-parallel-size, or launch `octavo worker` beside a router and a scheduler"
+        )
     if worker.simulate:
         enforce(run_checks(collect.collect(router_ports(router), None), checks_for("router", "scheduler")))
     else:
@@ -86,6 +93,7 @@ def router_ports(config: RouterConfig) -> list[collect.PortRequest]:
 
 def model_request(config: WorkerConfig) -> collect.ModelRequest:
     """What a worker's options say about the memory its model will need."""
+    place = launched_place(os.environ, config.tensor_parallel_size)
     return collect.ModelRequest(
         name=config.model,
         dtype=config.dtype,
@@ -99,6 +107,8 @@ def model_request(config: WorkerConfig) -> collect.ModelRequest:
             config.kv_memory_fraction,
             config.swap_bytes,
         ),
+        num_ranks=place.num_ranks if place else config.tensor_parallel_size,
+        num_local_ranks=place.num_local_ranks if place else config.tensor_parallel_size,
     )
 
 

@@ -15,6 +15,7 @@ from octavo.commands.preflight import enforce
 from octavo.machine import MachineFacts
 from octavo.memory import KvPool, MemoryPrediction
 from octavo.process import StartError
+from octavo.sharding import DividedSizes
 
 GIB = 2**30
 PAGE = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
@@ -106,6 +107,18 @@ PROVOKED: dict[str, tuple[Facts, Severity, str, str]] = {
         "--max-model-len 9000",
         "--max-model-len 8192",
     ),
+    "ranks-devices": (
+        with_model(num_ranks=4, num_local_ranks=3),
+        Severity.FAILURE,
+        "3 of 4 ranks on this machine",
+        "--tensor-parallel-size 2 or less",
+    ),
+    "ranks-sizes": (
+        with_model(num_ranks=2, num_local_ranks=2, divided_sizes=DividedSizes(9, 3, 1537, 1000)),
+        Severity.FAILURE,
+        "intermediate_size 1537 is not a multiple of 2",
+        "--tensor-parallel-size with one of 1",
+    ),
     "memory": (
         with_machine(free_memory_bytes=4 * GIB),
         Severity.FAILURE,
@@ -173,6 +186,24 @@ def test_all_replicas_of_a_stack_must_fit() -> None:
     assert "--kv-cache-memory 512MiB or less" in finding.remedy
     (finding,) = failures(run_checks(with_model(num_replicas=3)))
     assert "--data-parallel-size 1" in finding.remedy
+
+
+def test_uneven_ranks_are_warned_about_and_even_ones_named() -> None:
+    (finding,) = warnings(
+        run_checks(with_model(num_ranks=2, num_local_ranks=2, divided_sizes=DividedSizes(9, 3, 1536, 1000)))
+    )
+    assert "2 ranks of 3 to 6 query heads: 3 KV heads" in finding.measured
+    assert finding.remedy.endswith("--tensor-parallel-size 3")
+    assert not warnings(
+        run_checks(with_model(num_ranks=2, num_local_ranks=2, divided_sizes=DividedSizes(8, 1, 1536, 1000)))
+    )
+
+
+def test_the_memory_of_ranks_is_divided_among_them() -> None:
+    facts = with_model(num_ranks=2, num_local_ranks=2)
+    (finding,) = failures(run_checks(replace(facts, machine=replace(MACHINE, free_memory_bytes=4 * GIB))))
+    assert "for 2 ranks together" in finding.measured
+    assert "--kv-cache-memory 768MiB or less" in finding.remedy
 
 
 def test_a_cache_without_a_block_stops_the_start() -> None:
