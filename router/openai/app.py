@@ -44,9 +44,7 @@ _LOG = logging.getLogger(__name__)
 def make_app(front: FrontDoor, max_body_bytes: int, gate: Gate | None = None) -> FastAPI:
     """The app of one router."""
     app = FastAPI(title="Octavo", version=version("octavo"), docs_url="/docs", redoc_url=None)
-    app.add_middleware(
-        HttpGate, gate=gate or Gate(), on_refusal=front.metrics.refused
-    )  # first, so innermost: around every route, and no more
+    app.add_middleware(HttpGate, gate=gate or Gate())  # first, so innermost: around every route, and no more
     app.add_middleware(RequestIds)
     _add_error_handlers(app, front)
     _add_status_routes(app, front)

@@ -169,6 +169,16 @@ async def test_refusals_and_failures_are_counted_once(model_dir: Path) -> None:
 
 
 @in_loop
+async def test_a_stranger_is_counted_on_both_surfaces_and_scrapes_nothing(model_dir: Path) -> None:
+    async with stack(model_dir, api_key="the-key") as made:
+        assert (await made.http.get("/metrics")).status_code == 401
+        with pytest.raises(grpc.aio.AioRpcError):
+            await pb_grpc.InferenceServiceStub(made.channel).ListModels(pb.ListModelsRequest())
+        answer = await made.http.get("/metrics", headers={"authorization": "Bearer the-key"})
+    assert Scrape(answer.text).of("octavo_request_refusals_total", reason="unauthenticated", code="401") == 2
+
+
+@in_loop
 async def test_a_client_that_leaves_is_an_abort(model_dir: Path) -> None:
     async with stack(model_dir, hang) as made:
         body = {"prompt": "a", "stream": True}
