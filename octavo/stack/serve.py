@@ -33,6 +33,7 @@ DEMO_PROMPT = "In two sentences: why is the sky blue?"
 
 _LOOPBACK = "127.0.0.1"
 _POLL_S = 0.1
+_LAST_PORT = 65535
 
 
 @dataclass(frozen=True)
@@ -157,6 +158,10 @@ def _share(worker: WorkerConfig, num_workers: int) -> WorkerConfig:
 def _metrics_ports(serve: ServeConfig) -> tuple[int, ...]:
     """The scheduler's, then one a worker: following each other where the first is given, else free ones."""
     count = 1 + serve.data_parallel_size
+    last = serve.metrics_port + count - 1
+    if last > _LAST_PORT:
+        remedy = f"Use at most {_LAST_PORT - count + 1}, or 0 for free ones"
+        raise OptionError("--metrics-port", serve.metrics_port, f"leaves no ports for {count} processes", remedy)
     if serve.metrics_port:
         return tuple(range(serve.metrics_port, serve.metrics_port + count))
     ports: dict[int, None] = {}

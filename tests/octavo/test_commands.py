@@ -12,7 +12,7 @@ from octavo.commands import vllm_names
 from octavo.commands.command_line import GROUPS, explain, parse
 from octavo.commands.services import SERVICES, without_effect
 from octavo.machine import usable_cpus
-from octavo.options import differences, flags_of, from_args, to_arguments
+from octavo.options import OptionError, differences, flags_of, from_args, to_arguments
 from octavo.stack.serve import child_specs, greeting, metrics_addresses, read_options
 from router.config import RouterConfig
 from scheduler_svc.config import SchedulerConfig
@@ -147,6 +147,8 @@ def test_serve_says_where_each_process_is_scraped() -> None:
     assert [line for line in greeting(stack.router, addresses) if "metrics" in line][1] == (
         "  curl http://127.0.0.1:9100/metrics"
     )
+    with pytest.raises(OptionError, match=r"--metrics-port 65534: leaves no ports for 3 processes. Use at most 65533"):
+        read_options(["m", "--metrics-port", "65534", "--data-parallel-size", "2"])
     chosen = metrics_addresses(read_options(["m", "--data-parallel-size", "3"]))
     assert len(set(chosen)) == 5
 
