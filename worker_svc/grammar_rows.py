@@ -75,15 +75,15 @@ class GrammarRows:
             row.has_failed = True
             return _NO_IDS
         is_accepting = bool(allowed[self._end_ids].any())
-        allowed[self._end_ids] = 0
+        allowed[self._end_ids] = False
         if masks_finals:
-            allowed[final_ids] = 0
+            allowed[final_ids] = False
         if not allowed.any():
             row.is_complete, row.has_failed = is_accepting, not is_accepting
-            allowed[self._end_ids] = 1
+            allowed[self._end_ids] = True
         if is_accepting and not masks_finals:
-            allowed[final_ids] = 1
-        return np.flatnonzero(allowed == 0).astype(np.int32)
+            allowed[final_ids] = True
+        return np.flatnonzero(~allowed).astype(np.int32)
 
     def settle(self, slots: Int64Array, token_ids: Int64Array, reasons: Int64Array) -> None:
         """The rows sampled these tokens: follows those that go on, and writes into `reasons` why grammars end others.
@@ -105,8 +105,8 @@ class GrammarRows:
             if reasons[index] != 0:
                 self.drop(slot)
 
-    def _allowed(self, row: _Row) -> npt.NDArray[np.uint8] | None:
-        """[vocab_size] of 0 and 1; None for a grammar that cannot be followed any further."""
+    def _allowed(self, row: _Row) -> npt.NDArray[np.bool_] | None:
+        """[vocab_size]; None for a grammar that cannot be followed any further."""
         try:
             matcher = row.matcher.result()
         except Exception as error:  # of the compiler's thread; its words may hold the grammar
@@ -115,4 +115,4 @@ class GrammarRows:
         mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         if matcher.is_error():
             return None
-        return np.unpackbits(mask, count=self._vocab_size, bitorder="little")
+        return np.unpackbits(mask, count=self._vocab_size, bitorder="little").view(np.bool_)

@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -15,10 +16,12 @@ from tokenizers import Tokenizer
 
 from octavo.internal.v1 import types_pb2
 from tests.fakes.checkpoint_files import ModelFiles, write_model
+from tests.fakes.thread_group import on_ranks
 from tests.fakes.tiny_llama import TINY_VOCAB_SIZE, TinyLlama, random_tensors, tiny_config
 from tests.fakes.tiny_tokenizers import END_TOKEN, Style, tiny_tokenizer
 from tests.worker.harness import Driver, RunnerShape, Tracked, answer, build_runner, sampling
 from worker_svc.grammar import GrammarCompiler, load_grammar_vocabulary
+from worker_svc.parallel.group import TPGroup
 
 END = types_pb2.FINISH_REASON_END_TOKEN
 STOP = types_pb2.FINISH_REASON_STOP_TOKEN
@@ -27,7 +30,8 @@ GRAMMAR_ERROR = types_pb2.FINISH_REASON_GRAMMAR_ERROR
 
 PIECES = ['{"', '": ', '", "', "true", " name", "ab", "abc", "é", "né", "12", "0.", "  ", "}}", "日本", "\n"]
 SPECIALS = ["<|call|>"]
-relaxed = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+END_ID = 0
+relaxed = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @dataclass(frozen=True)
@@ -50,11 +54,21 @@ class Model:
         defaults: dict[str, object] = {"max_tokens": 60, "end_token_ids": [self.end_id], "temperature": 1.0}
         return self.driver.add(tokens, sampling(**{**defaults, **params}, grammar=grammar))
 
+    def token_id(self, name: str) -> int:
+        found = self.tokenizer.token_to_id(name)
+        assert found is not None
+        return int(found)
+
     def text(self, sequence: Tracked) -> str:
         """What the output says, after a first token so that no blank is taken for the text's start."""
         text: str = self.tokenizer.decode([*sequence.tokens[: sequence.num_prompt], *sequence.output])
         prompt: str = self.tokenizer.decode(sequence.tokens[: sequence.num_prompt])
         return text.removeprefix(prompt)
+
+
+def compiler_for(directory: Path, tokenizer: Tokenizer) -> GrammarCompiler:
+    size, end_ids = tokenizer.get_vocab_size(), [END_ID]
+    return GrammarCompiler(lambda: load_grammar_vocabulary(directory, size, end_ids), end_ids)
 
 
 def open_model(directory: Path, style: Style) -> Model:
@@ -64,10 +78,9 @@ def open_model(directory: Path, style: Style) -> Model:
     shape = TinyLlama(num_layers=1, padding_rows=padding)
     files = ModelFiles(tiny_config(shape), random_tensors(shape), tokenizer, tokenizer_config={"eos_token": END_TOKEN})
     write_model(directory, files)
-    size, end_id = tokenizer.get_vocab_size(), tokenizer.token_to_id(END_TOKEN)
-    compiler = GrammarCompiler(lambda: load_grammar_vocabulary(directory, size, [end_id]), [end_id])
-    runner = build_runner(directory, RunnerShape(vocab_size=size), grammars=compiler)
-    return Model(directory, Driver(runner), tokenizer, end_id)
+    shape_of_runner = RunnerShape(vocab_size=tokenizer.get_vocab_size())
+    runner = build_runner(directory, shape_of_runner, grammars=compiler_for(directory, tokenizer))
+    return Model(directory, Driver(runner), tokenizer, END_ID)
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +197,7 @@ def test_a_token_can_be_asked_for_by_its_id(byte_model: Model, name: str) -> Non
 
 
 def test_constrained_and_free_rows_share_steps(model: Model) -> None:
-    params: dict[str, object] = {"seed": 7, "num_logprobs": 2}
+    params: dict[str, Any] = {"seed": 7, "num_logprobs": 2}
     grammars = [regex("[a-z]{8}é"), None, schema({"type": "array", "items": {"type": "integer"}, "maxItems": 3})]
     alone = []
     for grammar in grammars:
@@ -198,7 +211,7 @@ def test_constrained_and_free_rows_share_steps(model: Model) -> None:
 
 def test_an_answer_resumes_where_it_was(model: Model) -> None:
     grammar = schema({"type": "object", "properties": {"é": {"type": "string", "minLength": 9}}, "required": ["é"]})
-    params = {"seed": 3, "num_logprobs": 1, "max_tokens": 24}
+    params: dict[str, Any] = {"seed": 3, "num_logprobs": 1, "max_tokens": 24}
     whole = model.say(grammar, **params)
     for num_before in range(1, len(whole.output), 7):
         lost = model.add(grammar, **params)
@@ -248,7 +261,7 @@ def test_min_tokens_delays_the_end_but_not_a_complete_grammar(model: Model) -> N
 
 
 def test_stop_ids_count_where_the_grammar_allows_them(byte_model: Model) -> None:
-    stop = byte_model.tokenizer.token_to_id("b")
+    stop = byte_model.token_id("b")
     said = byte_model.say(regex("aba"), stop_token_ids=[stop])
     assert (byte_model.text(said), said.finish) == ("a", STOP)
 
@@ -267,16 +280,33 @@ def test_a_grammar_that_cannot_be_followed_ends_its_row_alone(model: Model, gram
 
 def test_a_row_without_a_token_to_say_ends_alone(byte_model: Model) -> None:
     # min_tokens forbids the stop ids, and the grammar everything else.
-    stuck = [byte_model.tokenizer.token_to_id(name) for name in ("d",)]
+    stuck = [byte_model.token_id(name) for name in ("d",)]
     bad = byte_model.say(regex("abd"), stop_token_ids=stuck, min_tokens=9)
     assert (byte_model.text(bad), bad.finish) == ("ab", GRAMMAR_ERROR)
 
 
 def test_prior_tokens_that_break_the_grammar_end_the_row(byte_model: Model) -> None:
     broken = byte_model.add(regex("abc"))
-    broken.tokens.append(byte_model.tokenizer.token_to_id("d"))
+    broken.tokens.append(byte_model.token_id("d"))
     byte_model.driver.finish(broken)
     assert broken.finish == GRAMMAR_ERROR
+
+
+def test_every_rank_follows_its_rows_alike(byte_model: Model) -> None:
+    directory, tokenizer = byte_model.directory, byte_model.tokenizer
+    grammars = [regex("(ab|abc|né){4}"), regex("a("), schema({"type": "array", "items": {"type": "boolean"}})]
+
+    def run(group: TPGroup) -> list[tuple[list[int], int]]:
+        shape = RunnerShape(vocab_size=tokenizer.get_vocab_size())
+        runner = build_runner(directory, shape, group=group, grammars=compiler_for(directory, tokenizer))
+        model = Model(directory, Driver(runner), tokenizer, byte_model.end_id)
+        rows = [model.add(grammar, seed=2, temperature=0.8, max_tokens=12) for grammar in grammars]
+        model.driver.finish(*rows)
+        return [(row.output, row.finish) for row in rows]
+
+    first, second = on_ranks(2, run)
+    assert first == second
+    assert [finish for _, finish in first] == [END, GRAMMAR_ERROR, first[2][1]]
 
 
 def test_a_runner_without_a_vocabulary_fails_constrained_rows(tiny_directory: Path) -> None:
