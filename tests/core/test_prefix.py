@@ -56,6 +56,19 @@ def test_tenant_salt_and_adapter_keep_apart(house: House, other: dict[str, str])
     assert cached(run_one(house, list(range(9)), **other)) == 8
 
 
+def test_f70_another_tenant_learns_nothing_of_a_cached_prompt_whatever_its_salt() -> None:
+    house = House()
+    house.attach(spec(block_size=4, num_device_blocks=400))
+    secret, wrong = list(range(40)), list(range(100, 140))
+    for salt in ("", "s"):
+        run_one(house, secret, tenant="a", cache_salt=salt)
+        for guess in (secret, wrong):
+            for own_salt in ("", "s", "a", "other"):
+                right = run_one(house, guess, tenant=f"b{own_salt}{guess[0]}{salt}", cache_salt=own_salt)
+                assert cached(right) == 0
+        assert cached(run_one(house, secret, tenant="a", cache_salt=salt)) == 36
+
+
 def test_tenants_share_by_the_operators_setting_alone_and_a_salt_still_narrows() -> None:
     house = House(CoreLimits(tenants_share_prefixes=True))
     house.attach(spec(block_size=4))

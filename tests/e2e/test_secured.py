@@ -48,6 +48,13 @@ def test_everything_at_once(
             with Client(stack.grpc, api_key=given, tls=Tls(public.ca)) as client:
                 text = client.generate("Once upon a time", max_tokens=16, temperature=0).text
                 assert text.startswith(" This text was made up by a simulated worker")
+        # Another tenant finds nothing of what this one has asked, and by the answer's account it learns nothing of it.
+        cached = []
+        for given in (key, key, SECRET):
+            with Client(stack.grpc, api_key=given, tls=Tls(public.ca)) as client:
+                cached.append(client.generate("One tenant's secret. " * 20, max_tokens=1).usage.cached_tokens)
+        assert cached[0] == cached[2] == 0
+        assert cached[1] > 0
         with Client(stack.grpc, api_key="wrong", tls=Tls(public.ca)) as client, pytest.raises(Unauthenticated):
             client.models()
         context = ssl.create_default_context(cafile=public.ca)

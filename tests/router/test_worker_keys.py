@@ -124,6 +124,25 @@ async def test_a_worker_with_the_wrong_key_of_the_router_is_not_heard(key: str) 
             assert taken.empty
 
 
+@pytest.mark.parametrize(
+    "garbage", [b"\x80\x04K*.", b"\xff" + b"\0" * 8 + b"\x7f" + b"x" * 4096, b"GET / HTTP/1.1\r\n\r\n"]
+)
+@in_loop
+async def test_f68_garbage_on_the_token_port_changes_nothing(garbage: bytes) -> None:
+    async with listening() as (inlet, taken):
+        host, _, port = inlet.endpoint.removeprefix("tcp://").rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(garbage)
+        await writer.drain()
+        with worker(inlet.endpoint, inlet.curve_public_key) as outlet:
+            inlet.authorise([outlet.curve_public_key])
+            outlet.send(ROUTER_ID, batch(4))
+            assert await taken.next() == (4,)
+        writer.close()
+        assert inlet.num_dropped_messages == 0
+        del reader
+
+
 @in_loop
 async def test_without_curve_no_key_is_needed() -> None:
     async with listening(curve=False) as (inlet, taken):
