@@ -153,6 +153,10 @@ class Recorder:
 
     # The file ----------------------------------------------------------------------------------------------------
 
+    def forget(self) -> None:
+        """Forgets all inputs so far, as if the ring had been full: the core's state stands for them."""
+        self._ring.forget(self._decisions.value)
+
     def dump(self, now: int) -> Iterator[bytes]:
         """The file, in pieces, as it is at this moment. Live sequences' blocks are in it as far as they are known."""
         self._forget_stays()

@@ -75,6 +75,12 @@ class Ring:
         while self._num_bytes > self._max_bytes and len(self._segments) > 1:
             self._num_bytes -= self._segments.popleft().num_bytes
 
+    def forget(self, decisions: int) -> None:
+        """Begins anew from the core's state, as if the ring had been full; the sum of all decisions is `decisions`."""
+        self._begin_segment(decisions)
+        self._segments = deque([self._segments[-1]])
+        self._num_bytes = self._segments[0].num_bytes
+
     def _begin_segment(self, decisions: int) -> None:
         state: CoreState | None = self._capture()
         num_bytes, defect = state.num_bytes if state is not None else 0, ""

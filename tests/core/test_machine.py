@@ -9,8 +9,10 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from scheduler_svc.core import laws
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode, SchedulingPolicy
 from scheduler_svc.core.types import RefusalReason, Refused
+from scheduler_svc.state import capture, read, write
 from tests.core.house import House, Stream, spec
 
 # Prompts are made of few stretches, so that prefixes are shared, at block edges and beside them.
@@ -170,6 +172,17 @@ class CoreMachine(RuleBasedStateMachine):
                     self.house.run(replica_id)
                 if answers and self.house.results[replica_id]:
                     self.house.complete(replica_id)
+
+    @rule()
+    def read_its_state_back(self) -> None:
+        """A core in the same state obeys the laws, and its state is written alike."""
+        core = self.house.scheduler
+        state = capture(core)
+        text = write(state, str, bytes)
+        again = read(text, core.limits, {request.sequence_id: request for request in state.requests})
+        laws.check(again)
+        assert write(capture(again), str, bytes) == text
+        assert again.statistics() == core.statistics()
 
     @rule()
     def reset_prefix_cache(self) -> None:

@@ -58,8 +58,8 @@ class Scenario:
     """Time between two misfortunes."""
     storm_s: float
     """Until then requests arrive and misfortunes happen; then all must come to an end."""
-    recorder_bytes: int
-    """Size of the flight recorder's ring."""
+    forgetting: float
+    """Probability that the flight recorder forgets its beginning within 50 ms."""
     refusal: float
     """Probability that a router does not take a step's tokens from a worker."""
 
@@ -109,7 +109,7 @@ def draw(seed: int) -> Scenario:
         misfortunes=tuple(rng.sample(kinds, rng.randint(0, 4))),
         mean_calm_s=rng.choice((0.02, 0.1, 0.5)),
         storm_s=rng.choice((0.5, 2.0, 5.0)),
-        recorder_bytes=rng.choice((100_000, 200_000, 10_000_000)),
+        forgetting=rng.choice((0.0, 0.02, 0.2)),
         refusal=rng.choice((0.0, 0.0, 0.0, 0.02)),
     )
 

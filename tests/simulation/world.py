@@ -60,7 +60,7 @@ class World:
         self.trace = Trace(loop.time)
         self.trace.keeps_all = keeps_all
         self.network = Network(loop, self.rng, replace(scenario.weather), self.trace)
-        self.scheduler = SimulatedScheduler(self.network, scenario.limits, scenario.recorder_bytes)
+        self.scheduler = SimulatedScheduler(self.network, scenario.limits, scenario.forgetting)
         self.workers: dict[SimulatedWorker, asyncio.Task[None]] = {}
         self.routers: list[SimulatedRouter] = []
         self.clients: list[Client] = []
@@ -243,7 +243,9 @@ class World:
             is_named = end.finish is not Finish.STOP_TOKEN or end.final_token_id is not None
             assert is_named or may_lose_tokens, f"{name} does not know its stop token: {end}"
             # Tokens of the replica that it was taken off may come after those of the one it goes on at.
-            may_be_overtaken = end.receipt.num_preemptions and scenario.num_workers > 1
+            core = self.scheduler.core
+            was_preempted = core is not None and wanted.stream_key in core.preempted_stream_keys
+            may_be_overtaken = was_preempted and scenario.num_workers > 1
             is_disturbed = may_lose_tokens or may_be_overtaken or set(scenario.misfortunes) - _HARMLESS
             assert is_disturbed or end.receipt.num_attempts == 1, f"{name} took several attempts for nothing: {end}"
             return
