@@ -270,7 +270,7 @@ def _model_info(
         notes.append("the ranks' sums are added in an order that depends on the batch")
     if notes:
         _LOG.warning("answers may depend on what else runs: %s", "; ".join(notes))
-    versions = {name: importlib.metadata.version(name) for name in ("octavo", "torch")}
+    versions = {name: importlib.metadata.version(name) for name in ("octavo", "torch", "llguidance")}
     _LOG.info("kernels %s (%s), torch %s", info.name, info.variant, versions["torch"])
     return types_pb2.ModelInfo(
         fingerprint=fingerprint,
