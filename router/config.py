@@ -59,7 +59,8 @@ class RouterConfig(AccessOptions):
     )
     grammar_timeout: float = option(
         DEFAULT_TIMEOUT_S,
-        "Longest that compiling the schema or grammar of an answer may take before the request is refused.",
+        "Longest that compiling the schema or grammar of an answer may take before the request is refused; a step of a "
+        "worker may wait as long for it.",
         kind="seconds",
         limits=Limits(minimum=0.1),
     )

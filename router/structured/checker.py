@@ -15,7 +15,9 @@ from octavo.internal.v1 import types_pb2
 from router.errors import Exhausted, InvalidRequest, Unavailable
 from router.structured.spec import GrammarKind, GrammarSpec
 
-DEFAULT_TIMEOUT_S = 5.0
+DEFAULT_TIMEOUT_S = 1.0
+"""A worker's step may have to wait for as long at the grammar's first token; good schemas take milliseconds."""
+
 NUM_PROCESSES = 2
 MAX_VERDICTS = 512
 START_TIMEOUT_S = 30.0
