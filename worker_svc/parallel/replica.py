@@ -104,6 +104,7 @@ class LedReplica:
                     self._local.check()
 
             sender.accept_all(self._timeout_s, check)
+            advance(sender.num_arrived)
             return Membership(meeting.group(torch.device("cpu")), self._place.num_local_ranks)
 
     def leading(self, runner: StepRunner) -> StepRunner:
