@@ -92,7 +92,6 @@ def load(config: WorkerConfig, phases: Phases, ranks: Membership = ALONE) -> Loa
     num_cpus = max(1, usable_cpus() // ranks.num_local_ranks)
     backend = _open_backend(config, num_cpus)
     threads = watched_threads(config.num_threads, num_cpus, _setter(backend))
-    grammars = _open_grammars(model, vocabulary)
     with phases.phase("weights", total=len(model.shard.expected())) as advance:
         decoder, fingerprint = _load_decoder(model, backend, ranks.group, advance)
         return_freed_memory()
@@ -113,6 +112,8 @@ def load(config: WorkerConfig, phases: Phases, ranks: Membership = ALONE) -> Loa
         ),
         max_step_tokens=config.max_num_batched_tokens,
     )
+    # Only now, so that what it takes meanwhile does not decide how many blocks there are.
+    grammars = _open_grammars(model, vocabulary)
     runner = Runner(decoder, backend, cache, limits, host_cache, ranks.group, grammars)
     with phases.phase("warm-up"):
         _warm_up(runner, vocabulary)
@@ -121,7 +122,7 @@ def load(config: WorkerConfig, phases: Phases, ranks: Membership = ALONE) -> Loa
 
 
 def _open_grammars(model: _Model, vocabulary: _Vocabulary) -> GrammarCompiler:
-    """It reads the vocabulary beside the phases that follow."""
+    """It reads the vocabulary beside the warm-up."""
     directory, size, end_ids = model.source.directory, vocabulary.size, vocabulary.end_token_ids
     return GrammarCompiler(lambda: load_grammar_vocabulary(directory, size, end_ids), end_ids)
 
