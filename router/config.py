@@ -25,6 +25,11 @@ class RouterConfig(AccessOptions):
     served_model_name: str | None = option(
         None, "Name clients call the model by; the last part of the model's path when left out."
     )
+    models: str | None = option(
+        None,
+        "TOML file of further models, each with its tokenizer and template, and of aliases that stand for several "
+        "models by weight; taken again when it changes.",
+    )
     host: str = option("127.0.0.1", "Address the public HTTP and gRPC ports listen on.")
     http_port: int = option(8000, "Port of the OpenAI-compatible HTTP API; 0 picks a free one.", limits=_PORT)
     grpc_port: int = option(8001, "Port of the gRPC API; 0 picks a free one.", limits=_PORT)

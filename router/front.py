@@ -19,13 +19,15 @@ from octavo.internal.v1 import scheduler_pb2, types_pb2
 from octavo.phases import Phase
 from router.access.admission import Admission
 from router.access.key_file import PRIORITY_MAX, PRIORITY_MIN
-from router.errors import InvalidRequest, NotFound, Unavailable, check_text, show_value
+from router.errors import InvalidRequest, Unavailable, check_text, show_value
 from router.generation import StreamContext, run
+from router.merging import merge
 from router.metrics import RouterMetrics
+from router.models.catalogue import Catalogue
 from router.prepared import Prepared
 from router.prompting import BuiltPrompt, build_prompts
 from router.ranking import likeliest
-from router.readiness import Readiness, judge
+from router.readiness import ListedModel, Readiness, judge, summarize
 from router.requests import ChatPrompt, CompletionPrompt, Event, GenerationRequest, RequestOptions, clean_request_id
 from router.sampling import ModelLimits, check_sampling
 from router.streams.scheduler_client import SchedulerClient, SchedulerState
@@ -62,8 +64,7 @@ class FrontDoor:
         admission: Admission | None = None,
         grammars: GrammarChecker | None = None,
     ) -> None:
-        self.model = model
-        self.text: ModelText | None = None
+        self.catalogue = Catalogue(model)
         self.draining = False
         self.own_phases: Callable[[], Sequence[Phase]] = lambda: ()
         self.metrics = metrics or RouterMetrics()
@@ -95,28 +96,27 @@ class FrontDoor:
         return self._num_live
 
     def readiness(self) -> Readiness:
-        """Whether a token can be produced now."""
-        known_hash = None if self.text is None else self.text.tokenizer_hash
+        """Whether a token of any model can be produced now, and how it is with each."""
         phases = [("router", phase) for phase in self.own_phases()] + self._starts.snapshot()
-        return judge(self.model, known_hash, self._scheduler.state, phases, draining=self.draining)
+        reasons = {name: self._why_not(name) for name in self.catalogue.names}
+        return summarize(reasons, self._scheduler.state, phases)
 
-    def served(self) -> scheduler_pb2.ServedModel | None:
-        """The model as its workers describe it, ready or not; None before the first of them said Hello."""
-        return self._scheduler.state.models.get(self.model)
-
-    def models(self) -> list[scheduler_pb2.ServedModel]:
-        """What this router serves, as workers describe it, ready or not."""
-        served = self.served()
-        return [] if served is None else [served]
-
-    def known_model(self, name: str) -> str:
-        """The served name behind what a client calls the model; empty is the first. Raises NotFound."""
-        names = [served.info.name for served in self.models()] or [self.model]
-        if name in names:
-            return name
-        if not name:
-            return names[0]
-        raise NotFound("model", f"model {show_value(name)} is not served here; served: {', '.join(names)}")
+    def models(self) -> list[ListedModel]:
+        """What this router serves, ready or not, as far as workers have described it; aliases behind the models."""
+        served = self._scheduler.state.models
+        found = [
+            ListedModel(name, served[name].info, is_ready=not self._why_not(name))
+            for name in self.catalogue.names
+            if name in served
+        ]
+        by_name = {model.name: model for model in found}
+        for name, alias in sorted(self.catalogue.aliases.items()):
+            members = [by_name[model] for model in alias.weights if model in by_name]
+            if members:
+                least = min(members, key=lambda member: member.info.max_model_len)
+                is_ready = any(member.is_ready for member in members)
+                found.append(ListedModel(name, least.info, is_ready, alias.weights))
+        return found
 
     async def tokenize(self, model: str, prompt: CompletionPrompt | ChatPrompt) -> Tokenized:
         """The ids of a prompt. Raises RouterError; needs no replica that is ready."""
@@ -130,12 +130,6 @@ class FrontDoor:
             lambda: detokenize(ids, text, info.vocab_size, skip_special_tokens=skip_special_tokens)
         )
 
-    def require_text(self) -> ModelText:
-        """The model's text side. Raises Unavailable while it is being read."""
-        if self.text is None:
-            raise Unavailable(f"not ready: {self.readiness().reason}")
-        return self.text
-
     async def wait_idle(self) -> None:
         """Return when no request is live."""
         await self._idle.wait()
@@ -143,8 +137,8 @@ class FrontDoor:
     async def prepare(self, request: GenerationRequest) -> list[Prepared]:
         """Check everything, before anything runs. Raises RouterError; one bad prompt refuses them all."""
         arrived_at = self.metrics.clock()
+        request = self.catalogue.route(self._admission.admit(request))
         text, served = self._require_ready(request.options.model)
-        request = self._admission.admit(request)
         info = served.info
         options = self._check_options(request.options)
 
@@ -182,6 +176,7 @@ class FrontDoor:
                 reply=built.reply,
                 grammar=grammar,
                 grammar_field="" if built.grammar is None else built.grammar.field,
+                text=text,
             )
             for position, (built, grammar) in enumerate(zip(prompts, grammars, strict=True))
         ]
@@ -199,12 +194,12 @@ class FrontDoor:
 
     @contextlib.asynccontextmanager
     async def _answer(self, prepared: Prepared) -> AsyncIterator[AsyncGenerator[Event, None]]:
-        if self.text is None or self.draining:
+        if self.draining:
             raise Unavailable(self.readiness().reason)
         self._num_live += 1
         self._idle.clear()
         try:
-            events = self._admission.metered(prepared.options.tenant, run(prepared, self.text.tokenizer, self._context))
+            events = self._admission.metered(prepared.options.tenant, run(prepared, self._context))
             if prepared.params.best_of > prepared.params.n:
                 events = likeliest(events, prepared.params)
             async with contextlib.aclosing(events):
@@ -221,7 +216,7 @@ class FrontDoor:
             num_tokens = [len(prepared.prompt_ids) for prepared in prompts]
             stack.enter_context(self._admission.running(prompts[0].options.tenant, num_tokens))
             runs = [await stack.enter_async_context(self._answer(prepared)) for prepared in prompts]
-            async with contextlib.aclosing(_merge(runs)) as events:
+            async with contextlib.aclosing(merge(runs)) as events:
                 yield events
 
     async def close(self) -> None:
@@ -229,19 +224,24 @@ class FrontDoor:
         self._threads.shutdown(wait=False, cancel_futures=True)
         await self._grammars.close()
 
+    def _why_not(self, model: str) -> str:
+        """Why no token of the model can be produced now; empty when one can."""
+        text = self.catalogue.text(model)
+        known_hash = None if text is None else text.tokenizer_hash
+        return judge(model, known_hash, self._scheduler.state, draining=self.draining)
+
     def _require_info(self, model: str) -> tuple[ModelText, types_pb2.ModelInfo]:
-        self.known_model(model)
-        served, text = self.served(), self.require_text()
-        if served is None:
-            raise Unavailable(f"not ready: {self.readiness().reason}")
+        name = self.catalogue.model_of(model)
+        served, text = self._scheduler.state.models.get(name), self.catalogue.text(name)
+        if served is None or text is None:
+            raise Unavailable(f"not ready: {self._why_not(name)}")
         return text, served.info
 
     def _require_ready(self, model: str) -> tuple[ModelText, scheduler_pb2.ServedModel]:
-        self.known_model(model)
-        readiness, text, served = self.readiness(), self.text, self.served()
-        if not readiness.ready or text is None or served is None:
-            raise Unavailable(f"not ready: {readiness.reason}")
-        return text, served
+        reason, text = self._why_not(model), self.catalogue.text(model)
+        if reason or text is None:
+            raise Unavailable(f"not ready: {reason}")
+        return text, self._scheduler.state.models[model]
 
     def _check_options(self, options: RequestOptions) -> RequestOptions:
         if options.adapter:
@@ -258,7 +258,7 @@ class FrontDoor:
                 "priority",
                 f"priority must be an integer in [{PRIORITY_MIN}, {PRIORITY_MAX}], got {show_value(priority)}",
             )
-        return replace(options, model=self.model, request_id=clean_request_id(options.request_id))
+        return replace(options, request_id=clean_request_id(options.request_id))
 
     def _make_driver(
         self, spec: StreamSpec, call: scheduler_pb2.GenerateRequest, deliver: Callable[[Output], None]
@@ -271,36 +271,3 @@ class FrontDoor:
     def _tell_drivers(self, state: SchedulerState) -> None:
         for driver in tuple(self._drivers):
             driver.availability(state)
-
-
-async def _merge(runs: Sequence[AsyncGenerator[Event, None]]) -> AsyncGenerator[tuple[int, Event], None]:
-    """The events of all runs as they come; the first error ends them all."""
-    if len(runs) == 1:
-        async for event in runs[0]:
-            yield 0, event
-        return
-    merged: asyncio.Queue[tuple[int, Event] | Exception | None] = asyncio.Queue()
-
-    async def pump(position: int, events: AsyncGenerator[Event, None]) -> None:
-        try:
-            async for event in events:
-                merged.put_nowait((position, event))
-            merged.put_nowait(None)
-        except Exception as error:
-            merged.put_nowait(error)
-
-    pumps = [asyncio.create_task(pump(position, events)) for position, events in enumerate(runs)]
-    num_running = len(pumps)
-    try:
-        while num_running:
-            item = await merged.get()
-            if isinstance(item, Exception):
-                raise item
-            if item is None:
-                num_running -= 1
-            else:
-                yield item
-    finally:
-        for task in pumps:
-            task.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)

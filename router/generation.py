@@ -73,11 +73,11 @@ class StreamContext:
     tracer: RequestTracer | None = None
 
 
-async def run(prepared: Prepared, tokenizer: Tokenizer, context: StreamContext) -> AsyncGenerator[Event, None]:
+async def run(prepared: Prepared, context: StreamContext) -> AsyncGenerator[Event, None]:
     """The events, ending with one ChoiceEnd a choice and one Usage. Raises RouterError; close it to cancel."""
     queue: asyncio.Queue[tuple[int, Output]] = asyncio.Queue()
     num_choices = prepared.params.best_of
-    choices = [_Choice(index, prepared, tokenizer, _meter(prepared, context)) for index in range(num_choices)]
+    choices = [_Choice(index, prepared, _meter(prepared, context)) for index in range(num_choices)]
     drivers = [_make_driver(prepared, index, context, queue) for index in range(num_choices)]
     context.metrics.begin(prepared.options.model, prepared.options.tenant, len(prepared.prompt_ids), num_choices)
     trace = None if context.tracer is None else context.tracer.begin(prepared, num_choices)
@@ -116,6 +116,7 @@ def _log_end(prepared: Prepared, choices: list[_Choice], failure: BaseException 
         ", ".join(sorted(reasons)),
         len(prepared.prompt_ids),
         sum(choice.meter.num for choice in choices),
+        extra={"request_id": prepared.shown_id},
     )
 
 
@@ -143,8 +144,8 @@ def _usage(prepared: Prepared, choices: list[_Choice]) -> Usage:
 class _Choice:
     """One of the n answers: its text so far, and its end."""
 
-    def __init__(self, index: int, prepared: Prepared, tokenizer: Tokenizer, meter: SequenceMeter) -> None:
-        params = prepared.params
+    def __init__(self, index: int, prepared: Prepared, meter: SequenceMeter) -> None:
+        params, tokenizer = prepared.params, prepared.text.tokenizer
         hidden = _hidden_ids(prepared, tokenizer)
         self.index = index
         self.end: ChoiceEnd | None = None

@@ -179,6 +179,7 @@ def _options(request: Request, deadline_s: float | None, request_id: str) -> Req
         priority=options.priority,
         cache_salt=options.cache_salt,
         adapter=options.adapter,
+        user=options.user,
         queue_events=options.queue_events,
         deadline_s=deadline_s,
     )

@@ -12,6 +12,7 @@ from router.replies.output import ReplySpec
 from router.requests import RequestOptions
 from router.sampling import SamplingParams
 from router.streams.types import StreamSpec
+from router.text.model_text import ModelText
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Prepared:
     params: SamplingParams
     options: RequestOptions
     end_token_ids: tuple[int, ...]
+    text: ModelText
+    """The text side of its model."""
     arrived_at: float
     """When the request came, by the clock of the router's metrics."""
     traceparent: str = ""

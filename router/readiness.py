@@ -1,20 +1,31 @@
 """Whether this router can have a token produced now, and if not, why and how far the start is.
 
-Pure: from what is known of the model, the scheduler's state and this process's own start to one answer, which the
+Pure: from what is known of each model, the scheduler's state and this process's own start to one answer, which the
 surfaces show as HTTP, gRPC health and refusals.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from octavo.internal.v1 import scheduler_pb2
+from octavo.internal.v1 import scheduler_pb2, types_pb2
 from octavo.phases import Phase
 from router.streams.scheduler_client import SchedulerState
 
 _MAX_PLACES = 4
+
+
+@dataclass(frozen=True)
+class ListedModel:
+    """A name that clients may use, and the model behind it: of several behind an alias, the one that takes least."""
+
+    name: str
+    info: types_pb2.ModelInfo
+    is_ready: bool
+    weights: Mapping[str, float] | None = None
+    """The models of an alias; None for a model."""
 
 
 @dataclass(frozen=True)
@@ -25,23 +36,23 @@ class Readiness:
     reason: str = ""
     phases: tuple[dict[str, Any], ...] = field(default=())
     models: tuple[str, ...] = ()
+    """What workers offer."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Why not, for each model that this router speaks for."""
 
 
-def judge(
-    model: str,
-    tokenizer_hash: str | None,
-    state: SchedulerState,
-    phases: Iterable[tuple[str, Phase]],
-    *,
-    draining: bool,
-) -> Readiness:
-    """The answer for `model`. `tokenizer_hash` is None while this router loads; phases come with their process."""
-    reason = _reason(model, tokenizer_hash, state, draining=draining)
+def summarize(reasons: Mapping[str, str], state: SchedulerState, phases: Iterable[tuple[str, Phase]]) -> Readiness:
+    """One answer for all models: ready as soon as one is. Without one, the first model's reason counts.
+
+    Phases come with their process.
+    """
+    ready = not all(reasons.values())
     shown = tuple(_show(process, phase) for process, phase in phases)
-    return Readiness(not reason, reason, shown, tuple(sorted(state.models)))
+    return Readiness(ready, "" if ready else next(iter(reasons.values())), shown, tuple(sorted(state.models)), reasons)
 
 
-def _reason(model: str, tokenizer_hash: str | None, state: SchedulerState, *, draining: bool) -> str:
+def judge(model: str, tokenizer_hash: str | None, state: SchedulerState, *, draining: bool) -> str:
+    """Why no token of `model` can be produced now; empty when one can. The hash is None while this router loads."""
     if draining:
         return "this router is draining"
     if tokenizer_hash is None:

@@ -50,6 +50,8 @@ class RequestOptions:
     priority: int = 0
     cache_salt: str = ""
     adapter: str = ""
+    user: str = ""
+    """Who asks, in the client's own words."""
     tenant: str = ""
     """Who asks; empty for the one tenant of a router without keys. Set from the key, never by a client."""
     queue_events: bool = False

@@ -31,6 +31,7 @@ from router.front import FrontDoor
 from router.grpc_api import make_server, set_health
 from router.metrics import RouterMetrics
 from router.metrics_catalogue import DROPPED_MESSAGES, LIVE, READY, SCHEDULER_CONNECTED
+from router.models.watch import ModelsWatch
 from router.openai.app import make_app, make_health_app
 from router.streams.scheduler_client import SchedulerClient
 from router.streams.token_inlet import TokenInlet
@@ -73,7 +74,8 @@ async def _serve(config: RouterConfig, shutdown: Shutdown) -> None:
             starting.cancel()  # asked to end before there was anything to drain
             return
         await starting
-        _LOG.info("serving %s: HTTP %s, gRPC %s", router.front.model, router.http_address, router.grpc_address)
+        names = ", ".join(router.front.catalogue.names)
+        _LOG.info("serving %s: HTTP %s, gRPC %s", names, router.http_address, router.grpc_address)
         done, _ = await asyncio.wait({asked, *router.tasks}, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             await task  # a part that ended by itself ends the process with its cause
@@ -145,7 +147,12 @@ class Router:
         self.scheduler.on_change(lambda state: self._publish())
         parts = (self.scheduler.run(), self.inlet.run(), self.metrics.watch_loop(), self.access.refresh_loop())
         self.tasks |= {asyncio.create_task(part) for part in parts}
-        self.front.text = await _in_thread(self._load)
+        self.front.catalogue.add(await _in_thread(self._load))
+        if self.config.models is not None:
+            watch = ModelsWatch(self.config.models, self.front.catalogue)
+            put_in_place = await _in_thread(watch.load)
+            put_in_place()
+            self.tasks.add(asyncio.create_task(watch.run(self._publish)))
         self._publish()
 
     @property
@@ -192,7 +199,7 @@ class Router:
             source = resolve(self.config.model)
         with self.phases.phase("tokenizer"):
             parsers = self.config.tool_call_parser, self.config.reasoning_parser
-            return load_model_text(self.front.model, source.directory, *parsers)
+            return load_model_text(self.front.catalogue.primary, source.directory, *parsers)
 
     def _bind_grpc(self) -> None:
         address = f"{_bracketed(self.config.host)}:{self.config.grpc_port}"
@@ -211,7 +218,8 @@ class Router:
         if found.ready == self._serving:
             return
         if found.ready:
-            _LOG.info("ready: %s", self.front.model)
+            ready = [name for name, reason in found.reasons.items() if not reason]
+            _LOG.info("ready: %s", ", ".join(ready))
         else:
             _LOG.info("not ready: %s", found.reason)
         self._serving = found.ready

@@ -23,7 +23,7 @@ _OUTPUT_FIELDS = frozenset(
         "hide_reasoning",
     }
 )
-_REQUEST_FIELDS = frozenset({"request_id", "priority", "cache_salt", "adapter"})
+_REQUEST_FIELDS = frozenset({"request_id", "priority", "cache_salt", "adapter", "user"})
 _OWN_FIELDS = frozenset(
     {
         "add_special_tokens",

@@ -43,6 +43,7 @@ class Options(TypedDict, total=False):
     priority: int
     cache_salt: str
     adapter: str
+    user: str
 
 
 class GenerateOptions(Options, total=False):

@@ -22,15 +22,14 @@ from router.openai.shapes import (
 )
 from router.prepared import Prepared
 from router.requests import Answer, ChoiceEnd, Event, PromptInfo, TextDelta, TokenInfo, Usage
-from router.text.tokenizer import Tokenizer
 
 
 class CompletionFormat:
     """Writes the answer of one completions request, which may hold several prompts."""
 
-    def __init__(self, prepared: Sequence[Prepared], created: int, form: AnswerForm, tokenizer: Tokenizer) -> None:
+    def __init__(self, prepared: Sequence[Prepared], created: int, form: AnswerForm) -> None:
         self._prepared = prepared
-        self._tokenizer = tokenizer
+        self._tokenizer = prepared[0].text.tokenizer
         self._params = prepared[0].params
         self._form = form
         self._prompt_infos: dict[int, list[PromptInfo]] = {}
@@ -144,7 +143,7 @@ class CompletionFormat:
         }
 
     def _prompt_text(self, position: int) -> str:
-        return prompt_text(self._prepared[position], self._tokenizer)
+        return prompt_text(self._prepared[position])
 
     def _echoed(self, position: int, found: PromptInfo | None) -> tuple[TokenInfo, ...]:
         if not self._form.echo_logprobs:

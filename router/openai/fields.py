@@ -46,6 +46,7 @@ _COMMON = frozenset(
         "cache_salt",
         "request_id",
         "adapter",
+        "user",
         "logprobs",
         "add_special_tokens",
         "truncate_prompt_tokens",
@@ -74,7 +75,7 @@ CHAT_FIELDS = _COMMON | {
     "modalities",
 }
 
-_WITHOUT_EFFECT = frozenset({"user", "safety_identifier", "prompt_cache_key", "metadata"})
+_WITHOUT_EFFECT = frozenset({"safety_identifier", "prompt_cache_key", "metadata"})
 """They tell a provider who asks or where to route; nothing here depends on them."""
 
 _REFUSED: Mapping[str, str] = {

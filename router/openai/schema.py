@@ -148,11 +148,14 @@ def _sampling(given: Mapping[str, Any], **more: Any) -> SamplingRequest:
 
 
 def _options(given: Mapping[str, Any], request_id: str) -> RequestOptions:
-    texts = {name: check_text(name, given.get(name, "")) for name in ("model", "cache_salt", "adapter", "request_id")}
+    texts = {
+        name: check_text(name, given.get(name, "")) for name in ("model", "cache_salt", "adapter", "user", "request_id")
+    }
     return RequestOptions(
         model=texts["model"],
         request_id=request_id,
         priority=given.get("priority", 0),
         cache_salt=texts["cache_salt"],
         adapter=texts["adapter"],
+        user=texts["user"],
     )

@@ -34,7 +34,7 @@ def add_unserved_routes(app: FastAPI, front: FrontDoor, max_body_bytes: int) -> 
         field = _NEEDED_FIELD[request.url.path]
         if body.get(field) is None:
             raise InvalidRequest(field, f"{field} is missing")
-        name = front.known_model(check_text("model", body.get("model") or ""))
+        name = front.catalogue.model_of(check_text("model", body.get("model") or ""))
         raise InvalidRequest(
             "model",
             f"model {name!r} generates text and makes no {_MAKES[field]}, and no other model served here does; "

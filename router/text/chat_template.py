@@ -130,8 +130,8 @@ class ChatTemplates:
             if has_tools and not default.knows("tools"):
                 raise InvalidRequest(
                     "tools",
-                    "tools: this model's chat template shows no tools to the model; leave them out, or use a model that "
-                    "was trained to call tools",
+                    "tools: this model's chat template shows no tools to the model; leave them out, or use a model "
+                    "that was trained to call tools",
                 )
             return default
         if self.named:

@@ -38,7 +38,7 @@ class ModelText:
         return _prompts(self.tokenizer, self.templates, vocab_size, max_model_len)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=64)
 def _prompts(tokenizer: Tokenizer, templates: ChatTemplates, vocab_size: int, max_model_len: int) -> PromptBuilder:
     return PromptBuilder(tokenizer, templates, vocab_size=vocab_size, max_model_len=max_model_len)
 

@@ -52,10 +52,10 @@ def write_text_model(
     return directory
 
 
-def model_info(directory: Path) -> types_pb2.ModelInfo:
+def model_info(directory: Path, name: str = MODEL) -> types_pb2.ModelInfo:
     """What a worker would say of that model."""
     return types_pb2.ModelInfo(
-        name=MODEL,
+        name=name,
         fingerprint="f",
         tokenizer_hash=tokenizer_hash(directory),
         vocab_size=Tokenizer.load(directory).vocab_size,
@@ -123,7 +123,9 @@ async def stack(
             httpx2.AsyncClient(base_url=f"http://127.0.0.1:{router.http_port}", timeout=TEST_TIMEOUT_S)
         )
         channel = await cleanup.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{router.grpc_port}"))
-        made = Stack(router, scheduler, port, http, channel, router.front.require_text().tokenizer)
+        text = router.front.catalogue.text(MODEL)
+        assert text is not None
+        made = Stack(router, scheduler, port, http, channel, text.tokenizer)
         if wait:
             await made.until_ready()
         yield made

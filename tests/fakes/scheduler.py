@@ -161,7 +161,7 @@ async def hang(attempt: Attempt) -> None:
 
 @dataclass
 class FakeScheduler(pb_grpc.SchedulerServiceServicer):
-    """Serves one model. `behave` decides what a call does; replace it at any time."""
+    """Serves `info`, and `others` beside it. `behave` decides what a call does; replace it at any time."""
 
     info: types_pb2.ModelInfo
     behave: Behaviour
@@ -169,6 +169,7 @@ class FakeScheduler(pb_grpc.SchedulerServiceServicer):
     cancelled: list[pb.GenerateRequest] = field(default_factory=list)
     num_ready_replicas: int = 1
     starting: list[pb.StartingWorker] = field(default_factory=list)
+    others: list[types_pb2.ModelInfo] = field(default_factory=list)
     _changes: list[asyncio.Event] = field(default_factory=list)
     _happened: asyncio.Condition = field(default_factory=asyncio.Condition)
     _sockets: dict[int, zmq.asyncio.Socket] = field(default_factory=dict)
@@ -208,8 +209,9 @@ class FakeScheduler(pb_grpc.SchedulerServiceServicer):
         self._changes.append(changed)
         while True:
             changed.clear()
-            models = [pb.ServedModel(info=self.info, num_ready_replicas=self.num_ready_replicas)]
-            yield pb.WatchResponse(router_id=router_id, models=models if self.info.name else [], starting=self.starting)
+            infos = [info for info in (self.info, *self.others) if info.name]
+            models = [pb.ServedModel(info=info, num_ready_replicas=self.num_ready_replicas) for info in infos]
+            yield pb.WatchResponse(router_id=router_id, models=models, starting=self.starting)
             await changed.wait()
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:  # type: ignore[override]
