@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import secrets
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
@@ -91,7 +92,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 def error_response(error: RouterError) -> Response:
     """An error with its status, in OpenAI's body."""
-    headers = {"retry-after": str(max(1, round(error.retry_after_s)))} if isinstance(error, Exhausted) else None
+    headers = {"retry-after": str(max(1, math.ceil(error.retry_after_s)))} if isinstance(error, Exhausted) else None
     return JSONResponse(error_json(error), error.codes.http_status, headers)
 
 
