@@ -38,7 +38,9 @@ class Setting:
     dtype: torch.dtype
 
     def runner(self, num_threads: int) -> Runner:
-        shape = RunnerShape(vocab_size=TINY_VOCAB_SIZE, max_model_len=400, num_blocks=256, block_size=8)
+        shape = RunnerShape(
+            vocab_size=TINY_VOCAB_SIZE, max_model_len=600, num_blocks=256, block_size=8, max_step_tokens=600
+        )
         backend = open_backend(self.backend_name, num_threads)
         runner = build_runner(self.directory, shape, self.dtype, backend)
         assert backend.info.batch_invariant, backend.info.invariance_note
@@ -73,3 +75,19 @@ def test_company_chunks_preemption_and_threads_change_nothing(setting: Setting) 
     sequence = driver.add(PROMPT, PARAMS)
     driver.finish(sequence, chunk=64)
     assert answer(sequence) == expected
+
+
+def test_a_whole_prompt_is_the_same_in_any_chunks(setting: Setting) -> None:
+    """515 tokens cross two partitions, and one chunk of 512 leaves three."""
+    prompt = [(11 * n * n + 5 * n) % TINY_VOCAB_SIZE for n in range(515)]
+    params = sampling(seed=3, max_tokens=3, num_logprobs=5, num_prompt_logprobs=2)
+    driver = Driver(setting.runner(num_threads=1))
+    whole = driver.add(prompt, params)
+    driver.finish(whole, chunk=len(prompt))
+    expected = answer(whole)
+    assert len(expected.prompt_logprobs) == len(prompt) - 1
+    # One token at a time is slow in the reference, which the kernels' own tests hold to it.
+    for chunk in (1, 7, 64, 512) if setting.backend_name == "cpu" else (64, 512):
+        sequence = driver.add(prompt, params)
+        driver.finish(sequence, chunk=chunk)
+        assert answer(sequence) == expected, f"chunks of {chunk}"
