@@ -107,7 +107,11 @@ class OrderSender:
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
         connection.settimeout(_LAST_WORDS_S)
-        arrival = receive(connection, ranks_pb2.RankArrival, _MAX_ARRIVAL_BYTES)
+        try:
+            arrival = receive(connection, ranks_pb2.RankArrival, _MAX_ARRIVAL_BYTES)
+        except LinkEnded:
+            connection.close()
+            raise
         known = {arrived.rank for arrived in self._connections}
         is_ours = hmac.compare_digest(arrival.secret, self.secret) and 0 < arrival.rank < self._num_ranks
         if not is_ours or arrival.rank in known:
