@@ -251,7 +251,10 @@ class MetricSet(Collector):
 
 @dataclass(frozen=True)
 class MetricsServer:
-    """GET /metrics on a port of its own, answered by a thread. `port` is the one that was bound."""
+    """GET /metrics on a port of its own, answered by a thread that does not keep the process from ending.
+
+    `port` is the one that was bound. `close` takes up to half a second: a process that ends need not call it.
+    """
 
     port: int
     close: Callable[[], None]

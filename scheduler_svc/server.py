@@ -91,7 +91,6 @@ async def _serve(config: SchedulerConfig) -> int:
     service.close()
     await server.stop(grace=_GOODBYE_S)
     _LOG.info("%s", watch.totals())
-    await asyncio.to_thread(scraped.close)
     if tracer is not None:
         await asyncio.to_thread(tracer.close)
     return 0

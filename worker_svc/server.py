@@ -127,7 +127,6 @@ def _serve(
     finally:
         outlet.close()
         _LOG.info("%s", metrics.totals())
-        scraped.close()
         if tracer is not None:
             tracer.close()
 
