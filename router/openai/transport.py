@@ -70,8 +70,8 @@ async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
 async def discard(pieces: AsyncIterable[bytes]) -> None:
     """Read on for a bounded while and keep nothing, before a body is refused.
 
-    Most clients send all of a body before they read the answer; a connection that is closed under them shows as a reset,
-    and the answer is lost.
+    Most clients send all of a body before they read the answer; a connection that is closed under them shows as a
+    reset, and the answer is lost.
     """
     num_bytes = 0
     with contextlib.suppress(TimeoutError, ClientDisconnect):
