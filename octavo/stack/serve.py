@@ -32,6 +32,7 @@ _LOG = logging.getLogger(__name__)
 DEMO_PROMPT = "In two sentences: why is the sky blue?"
 
 _LOOPBACK = "127.0.0.1"
+_INTERNAL_TLS = " --internal-tls-cert ME.pem --internal-tls-key ME.key --internal-tls-ca CA.pem"
 _POLL_S = 0.1
 _LAST_PORT = 65535
 
@@ -134,7 +135,7 @@ def greeting(router: RouterConfig, metrics: Sequence[str] = ()) -> list[str]:
         '       -d \'{"prompt": "Once upon a time", "max_tokens": 32}\'',
         f"  python -c 'import octavo; octavo.Client(\"{grpc}\"{arguments})'",
         "Look into it:",
-        f"  octavo top --scheduler-address {router.scheduler_address}",
+        f"  octavo top --scheduler-address {router.scheduler_address}{_INTERNAL_TLS if router.has_internal_tls else ''}",
         *(f"  curl http://{address}/metrics" for address in metrics),
         "Ctrl-C drains and stops; a second Ctrl-C stops at once.",
         "",
