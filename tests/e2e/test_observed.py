@@ -72,6 +72,8 @@ def test_a_scraped_and_traced_stack_shows_the_requests_just_made() -> None:
     assert worker.has("octavo_worker_start_seconds", phase="import")
     messages = [json.loads(line) for line in lines]
     assert {message["process"] for message in messages} >= {"router", "scheduler", "worker", "serve"}
+    ids = {message.get("request_id") for message in messages if message["process"] == "router"}
+    assert {f"mine-{number}" for number in range(NUM_REQUESTS)} <= ids
     totals = {message["process"]: message["message"] for message in messages if "totals:" in message["message"]}
     assert totals.keys() == {"router", "scheduler", "worker"}
     assert f"{NUM_REQUESTS * MAX_TOKENS} generated tokens" in totals["router"]
