@@ -122,6 +122,7 @@ def greeting(router: RouterConfig, metrics: Sequence[str] = ()) -> list[str]:
     scheme, options, arguments, headers = "http", "", "", "-H 'Content-Type: application/json'"
     if router.asks_for_keys:
         headers += ' -H "Authorization: Bearer $OCTAVO_API_KEY"'
+    shown = _INTERNAL_TLS if router.has_internal_tls else ""
     if router.tls_cert is not None:
         scheme, options, arguments = "https", " --tls-ca CA.pem", ', tls=octavo.Tls(ca="CA.pem")'
     return [
@@ -135,7 +136,7 @@ def greeting(router: RouterConfig, metrics: Sequence[str] = ()) -> list[str]:
         '       -d \'{"prompt": "Once upon a time", "max_tokens": 32}\'',
         f"  python -c 'import octavo; octavo.Client(\"{grpc}\"{arguments})'",
         "Look into it:",
-        f"  octavo top --scheduler-address {router.scheduler_address}{_INTERNAL_TLS if router.has_internal_tls else ''}",
+        f"  octavo top --scheduler-address {router.scheduler_address}{shown}",
         *(f"  curl http://{address}/metrics" for address in metrics),
         "Ctrl-C drains and stops; a second Ctrl-C stops at once.",
         "",
