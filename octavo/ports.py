@@ -1,4 +1,4 @@
-"""TCP ports of this machine: find a free one, tell whether one is taken and by whom."""
+"""TCP ports and addresses of this machine: a free port, who holds a taken one, the address that others see."""
 
 from __future__ import annotations
 
@@ -51,6 +51,20 @@ def port_owner(port: int) -> str | None:
             name = (process / "comm").read_text(encoding="utf-8").strip()
             return f"{name} (pid {process.name})"
     return None
+
+
+def address_towards(target: str) -> str:
+    """This machine's address on the way to `target` ("host:port", or "unix:PATH", which is this machine).
+
+    Sends nothing. Raises OSError where the host has no address yet or no way leads there.
+    """
+    if target.startswith("unix:"):
+        return "127.0.0.1"
+    host, _, port = target.rpartition(":")
+    family, kind, _, _, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
 
 
 def _family(host: str) -> socket.AddressFamily:

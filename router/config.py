@@ -38,7 +38,9 @@ class RouterConfig(AccessOptions):
         "tcp://127.0.0.1:0", "ZeroMQ endpoint this router receives tokens on; port 0 picks a free one."
     )
     token_advertise: str | None = option(
-        None, "Endpoint workers are told to send tokens to, where it differs from what --token-listen bound."
+        None,
+        "Endpoint workers are told to send tokens to, where it differs from what --token-listen bound; unset while "
+        "that is every address, this machine's on the way to the scheduler.",
     )
     recovery_timeout: float = option(
         60.0,

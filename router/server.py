@@ -21,6 +21,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from octavo.phases import Phases
+from octavo.ports import address_towards
 from octavo.process import Shutdown, StartError
 from octavo.sources import resolve
 from octavo.tls import internal_channel_credentials
@@ -34,7 +35,7 @@ from router.metrics_catalogue import DROPPED_MESSAGES, LIVE, READY, SCHEDULER_CO
 from router.models.watch import ModelsWatch
 from router.openai.app import make_app, make_health_app
 from router.streams.scheduler_client import SchedulerClient
-from router.streams.token_inlet import TokenInlet
+from router.streams.token_inlet import TokenInlet, is_every_address
 from router.structured.checker import GrammarChecker
 from router.text.model_text import ModelText, load_model_text
 from router.traces import RequestTracer
@@ -62,6 +63,20 @@ def main(config: RouterConfig) -> int:
 def served_name(config: RouterConfig) -> str:
     """What clients call the model."""
     return config.served_model_name or Path(config.model).name or Path(config.model).resolve().name
+
+
+def _advertised(config: RouterConfig) -> str | None:
+    """Where workers send tokens to; None for the endpoint that is bound. Raises StartError."""
+    if config.token_advertise is not None or not is_every_address(config.token_listen):
+        return config.token_advertise
+    try:
+        host = address_towards(config.scheduler_address)
+    except OSError as error:
+        raise StartError(
+            f"--scheduler-address {config.scheduler_address}: this machine's address on the way there is unknown "
+            f"({error}); start the scheduler first, or say by --token-advertise where workers send tokens to"
+        ) from None
+    return f"tcp://[{host}]:*" if ":" in host else f"tcp://{host}:*"
 
 
 async def _serve(config: RouterConfig, shutdown: Shutdown) -> None:
@@ -96,9 +111,7 @@ class Router:
         self.phases = Phases()
         self.metrics = RouterMetrics(by_tenant=config.metrics_by_tenant)
         self.access = Access(config, self.metrics.refused)
-        self.inlet = TokenInlet(
-            config.token_listen, config.token_advertise, curve=config.wants_curve(config.token_listen)
-        )
+        self.inlet = TokenInlet(config.token_listen, _advertised(config), curve=config.wants_curve(config.token_listen))
         self.scheduler = SchedulerClient(
             config.scheduler_address,
             self.inlet.endpoint,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
@@ -45,13 +46,19 @@ class StreamKeys:
         return (self._start + next(self._counter)) % 2**64
 
 
+def is_every_address(endpoint: str) -> bool:
+    """Whether a ZeroMQ endpoint means every address of the machine, so that nobody can be sent to it."""
+    return endpoint.startswith(("tcp://0.0.0.0:", "tcp://[::]:", "tcp://*:"))
+
+
 class TokenInlet:
     """The socket and the table of who waits. Create it in a running event loop."""
 
     def __init__(self, listen: str, advertise: str | None = None, *, curve: bool = False) -> None:
         """Bind. Raises StartError naming the endpoint and what is wrong with it.
 
-        With `curve` messages are encrypted and taken from the workers of `authorise` alone.
+        `advertise` is where workers are told to send tokens to, the port `*` standing for the one that was bound; by
+        default what was bound. With `curve` messages are encrypted and taken from the workers of `authorise` alone.
         """
         self._sinks: dict[int, Sink] = {}
         self.num_dropped_messages = 0
@@ -69,10 +76,10 @@ class TokenInlet:
             self._socket.close()
             raise StartError(f"--token-listen {listen}: cannot be bound ({error}); name a free endpoint") from None
         bound = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        if advertise is None and bound.startswith(("tcp://0.0.0.0:", "tcp://[::]:")):
+        if advertise is None and is_every_address(bound):
             self._socket.close()
             raise StartError(f"--token-listen {listen} is every address; name the one for workers by --token-advertise")
-        self.endpoint = advertise or bound
+        self.endpoint = bound if advertise is None else re.sub(r":\*$", bound[bound.rindex(":") :], advertise)
         """Where workers are told to send tokens to."""
 
     def authorise(self, worker_keys: Iterable[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,9 @@ async def test_an_endpoint_that_cannot_be_bound_says_so() -> None:
         TokenInlet("tcp://0.0.0.0:0")
     wide = TokenInlet("tcp://0.0.0.0:0", "tcp://10.0.0.1:5")
     assert wide.endpoint == "tcp://10.0.0.1:5"
+    wide.close()
+    wide = TokenInlet("tcp://*:0", "tcp://10.0.0.1:*")
+    assert re.fullmatch(r"tcp://10\.0\.0\.1:[1-9]\d+", wide.endpoint)
     wide.close()
     first.close()
 
