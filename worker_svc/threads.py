@@ -216,7 +216,7 @@ def watched_threads(
         _LOG.info("threads: %d (--num-threads)", num_threads)
         return None
     if num_usable_cpus == 1:
-        _LOG.info("threads: 1, for there is one core that this process may use")
+        _LOG.info("threads: 1, for there is one core for this process")
         return None
     try:
         waits = RunQueueWaits()

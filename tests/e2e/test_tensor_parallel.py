@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ def running_leader(stack: Stack) -> int:
 
 def test_ranks_and_replicas_answer_as_one_process_and_are_replaced(tmp_path: Path) -> None:
     model = write_tiny_llama(tmp_path, TinyLlama())
-    sampling = {"temperature": 0, "max_tokens": NUM_TOKENS, "ignore_eos": True}
+    sampling: dict[str, Any] = {"temperature": 0, "max_tokens": NUM_TOKENS, "ignore_eos": True}
     ranks = ("--tensor-parallel-size", "2", "--data-parallel-size", "2")
     with serving(str(model), *SIZES, *ranks) as stack:
         with Client(stack.grpc) as client:

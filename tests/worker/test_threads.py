@@ -174,7 +174,7 @@ def test_no_policy_for_a_fixed_number_or_a_single_core(caplog: pytest.LogCapture
     assert watched_threads(None, 1, lambda _: None) is None
     assert [record.message for record in caplog.records] == [
         "threads: 3 (--num-threads)",
-        "threads: 1, for there is one core that this process may use",
+        "threads: 1, for there is one core for this process",
     ]
 
 
