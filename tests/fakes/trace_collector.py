@@ -61,7 +61,7 @@ def collecting() -> Iterator[TraceCollector]:
     """A collector that listens; its `endpoint` is what `--otlp-endpoint` takes."""
     collector = TraceCollector()
     server = grpc.server(ThreadPoolExecutor(2))
-    pb_grpc.add_TraceServiceServicer_to_server(collector, server)
+    pb_grpc.add_TraceServiceServicer_to_server(collector, server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
     collector.endpoint = f"http://127.0.0.1:{port}"
     server.start()

@@ -29,7 +29,7 @@ def made(*more: Metric) -> MetricSet:
 def samples(metrics: MetricSet) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """What a scrape shows, by name and labels."""
     body, _ = metrics.render()
-    families = parse_text(body.decode())
+    families: Any = parse_text(body.decode())
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in families
@@ -74,7 +74,8 @@ def test_openmetrics_is_spoken_to_those_who_ask() -> None:
     metrics.distribution(TIMES, "good").observe(1)
     body, content_type = metrics.render("application/openmetrics-text; version=1.0.0")
     assert content_type.startswith("application/openmetrics-text")
-    names = {sample.name for family in parse_openmetrics(body.decode()) for sample in family.samples}
+    families: Any = parse_openmetrics(body.decode())  # type: ignore[no-untyped-call]
+    names = {sample.name for family in families for sample in family.samples}
     assert {"test_jobs_total", "test_seconds_bucket"} <= names
 
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
-
 import grpc
 import pytest
 
-from octavo.metrics import Distribution
 from octavo.v1 import inference_pb2 as pb
 from octavo.v1 import inference_pb2_grpc as pb_grpc
 from router.errors import DeadlineExceeded, Exhausted
@@ -102,18 +99,6 @@ def test_tenants_are_counted_only_when_asked() -> None:
 )
 def test_what_ended_a_sequence_has_a_word(failure: BaseException | None, word: str) -> None:
     assert abort_reason(failure) == word
-
-
-def test_a_delta_touches_no_dictionary_of_labels() -> None:
-    """What a token costs is a few additions: cells are looked up when a sequence begins, and never again."""
-    metrics = RouterMetrics(clock=Clock())
-    meter = metrics.sequence("m", "", 99.0)
-    asked: list[Any] = []
-    metrics.set.distribution = lambda *labels: asked.append(labels) or Distribution(())  # type: ignore[assignment]
-    for _ in range(5):
-        meter.tokens(1)
-    assert asked == []
-    assert meter.num == 5
 
 
 @in_loop

@@ -7,7 +7,7 @@ from dataclasses import replace
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from octavo.internal.v1 import types_pb2
+from octavo.internal.v1 import types_pb2, worker_pb2
 from octavo.tracing import Tracer
 from scheduler_svc.core.statistics import ReplicaStatistics, Statistics
 from scheduler_svc.metrics import CATALOGUE, COMPUTED, SchedulerMetrics
@@ -187,7 +187,7 @@ def test_each_wait_is_a_span_below_the_attempt_and_the_worker_learns_the_parent(
             request = router.request([1, 2, 3], max_tokens=1, request_id="r")
             call = shell.stub.Generate(request, metadata=(("traceparent", PARENT),))
             router.generate([1, 2, 3], max_tokens=1, stream_key=2)
-            admissions = []
+            admissions: list[worker_pb2.Admission] = []
             while len(admissions) < 2:
                 plan = await worker.plan()
                 admissions += plan.admissions
