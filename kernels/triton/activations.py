@@ -27,18 +27,18 @@ def _gated(GATE_UP, OUT, stride, width, GELU: tl.constexpr, COLUMNS: tl.constexp
     up = tl.load(GATE_UP + row * stride + width + column, mask=here, other=0.0).to(tl.float32)
     inner = gate
     if GELU:
-        inner = _TWO_ROOT_TWO_OVER_PI * gate * tl.fma(_CUBIC * gate, gate, 1.0)
-    result = gate / (1.0 + tl.exp2(-_LOG2_E * inner)) * up
+        inner = gate * _TWO_ROOT_TWO_OVER_PI * tl.fma(gate * _CUBIC, gate, 1.0)
+    result = gate / (1.0 + tl.exp2(inner * -_LOG2_E)) * up
     tl.store(OUT + row * width + column, result.to(OUT.dtype.element_ty), mask=here)
 
 
 @triton.jit
-def _soft_cap(X, OUT, stride, width, cap, COLUMNS: tl.constexpr):
+def _soft_cap(X, OUT, stride, width, cap, factor, COLUMNS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     here = column < width
     x = tl.load(X + row * stride + column, mask=here, other=0.0).to(tl.float32)
-    result = cap * (1.0 - 2.0 / (tl.exp2(2.0 * _LOG2_E / cap * x) + 1.0))
+    result = cap * (1.0 - 2.0 / (tl.exp2(x * factor) + 1.0))
     tl.store(OUT + row * width + column, result, mask=here)
 
 
@@ -59,5 +59,5 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
         x = x.contiguous()
     out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
     grid = (x.shape[0], triton.cdiv(x.shape[1], _COLUMNS))
-    _soft_cap[grid](x, out, x.stride(0), x.shape[1], cap, COLUMNS=_COLUMNS, num_warps=4)
+    _soft_cap[grid](x, out, x.stride(0), x.shape[1], cap, 2.0 * _LOG2_E.value / cap, COLUMNS=_COLUMNS, num_warps=4)
     return out

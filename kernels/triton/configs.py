@@ -23,12 +23,13 @@ class DecodeConfig:
 
 @dataclass(frozen=True)
 class PrefillConfig:
-    """Tiles of `block_m` pairs (token, query head) by `tile` positions."""
+    """Tiles of `block_m` pairs (token, query head) by `tile` positions, for one of `out_parts` parts of the output."""
 
     block_m: int
     tile: int
     num_warps: int
     num_stages: int
+    out_parts: int = 1
 
 
 @dataclass(frozen=True)
@@ -58,46 +59,46 @@ DECODE: dict[tuple[int, int, int], DecodeConfig] = {
 }
 
 PREFILL: dict[tuple[int, int, int], PrefillConfig] = {
-    (80, 64, 2): PrefillConfig(128, 64, 4, 3),
+    (80, 64, 2): PrefillConfig(128, 64, 8, 3),
     (80, 128, 2): PrefillConfig(128, 64, 8, 3),
     (80, 256, 2): PrefillConfig(64, 32, 8, 3),
-    (86, 64, 2): PrefillConfig(128, 64, 4, 3),
+    (86, 64, 2): PrefillConfig(128, 64, 8, 3),
     (86, 128, 2): PrefillConfig(64, 32, 4, 3),
     (86, 256, 2): PrefillConfig(64, 16, 8, 3),
     (90, 64, 2): PrefillConfig(128, 64, 8, 3),
     (90, 128, 2): PrefillConfig(128, 64, 8, 3),
-    (90, 256, 2): PrefillConfig(128, 64, 8, 2),
+    (90, 256, 2): PrefillConfig(128, 32, 8, 3),
 }
 
 # Invariant attention wants one order of every sum in both kernels: the same tile of positions, and the same matrix
-# instruction with all warps along the rows.
+# instruction with all warps along the rows. Before sm_90 only equal tiles are sure to get that.
 INVARIANT_DECODE: dict[tuple[int, int, int], DecodeConfig] = {
-    (80, 64, 2): DecodeConfig(64, 64, 4, 3, 3),
-    (80, 128, 2): DecodeConfig(64, 64, 4, 3, 2),
-    (80, 256, 2): DecodeConfig(64, 32, 4, 3, 1),
-    (86, 64, 2): DecodeConfig(64, 64, 4, 3, 2),
-    (86, 128, 2): DecodeConfig(64, 32, 4, 3, 2),
-    (86, 256, 2): DecodeConfig(64, 16, 4, 3, 1),
+    (80, 64, 2): DecodeConfig(128, 64, 8, 3, 1),
+    (80, 128, 2): DecodeConfig(128, 32, 8, 3, 1),
+    (86, 64, 2): DecodeConfig(128, 64, 8, 3, 1),
+    (86, 128, 2): DecodeConfig(128, 32, 8, 3, 1),
     (90, 64, 2): DecodeConfig(64, 64, 4, 3, 3),
+    (90, 80, 2): DecodeConfig(64, 32, 4, 3, 2),
+    (90, 96, 2): DecodeConfig(64, 32, 4, 3, 2),
     (90, 128, 2): DecodeConfig(64, 64, 4, 3, 2),
     (90, 256, 2): DecodeConfig(64, 32, 4, 3, 1),
 }
 
 INVARIANT_PREFILL: dict[tuple[int, int, int], PrefillConfig] = {
     (80, 64, 2): PrefillConfig(128, 64, 8, 3),
-    (80, 128, 2): PrefillConfig(128, 64, 8, 3),
-    (80, 256, 2): PrefillConfig(64, 32, 4, 3),
+    (80, 128, 2): PrefillConfig(128, 32, 8, 3, 2),
     (86, 64, 2): PrefillConfig(128, 64, 8, 3),
-    (86, 128, 2): PrefillConfig(64, 32, 4, 3),
-    (86, 256, 2): PrefillConfig(64, 16, 4, 3),
+    (86, 128, 2): PrefillConfig(128, 32, 8, 3, 2),
     (90, 64, 2): PrefillConfig(128, 64, 8, 3),
+    (90, 80, 2): PrefillConfig(128, 32, 8, 3),
+    (90, 96, 2): PrefillConfig(128, 32, 8, 3),
     (90, 128, 2): PrefillConfig(128, 64, 8, 3),
-    (90, 256, 2): PrefillConfig(64, 32, 4, 3),
+    (90, 256, 2): PrefillConfig(128, 32, 8, 3, 2),
 }
 
-# fp32 products are exact multiplications and additions, without matrix instructions: small tiles.
-EXACT_DECODE = DecodeConfig(16, 32, 4, 2, 2)
-EXACT_PREFILL = PrefillConfig(32, 32, 4, 2)
+# fp32 products are three of tf32 each; small tiles, and the same ones for both kernels.
+WIDE_DECODE = DecodeConfig(16, 16, 4, 2, 2)
+WIDE_PREFILL = PrefillConfig(16, 16, 4, 2)
 
 # From this many rows on; the first entry is for fewer.
 MATMUL: dict[tuple[int, int], tuple[tuple[int, MatmulConfig], ...]] = {
@@ -105,7 +106,7 @@ MATMUL: dict[tuple[int, int], tuple[tuple[int, MatmulConfig], ...]] = {
     (86, 2): ((0, MatmulConfig(64, 64, 64, 4, 3)), (256, MatmulConfig(128, 64, 64, 4, 3))),
     (90, 2): ((0, MatmulConfig(64, 64, 64, 4, 4)), (256, MatmulConfig(128, 128, 64, 8, 4))),
 }
-EXACT_MATMUL = ((0, MatmulConfig(32, 32, 32, 4, 2)),)
+WIDE_MATMUL = ((0, MatmulConfig(64, 64, 32, 4, 2)),)
 
 
 def architecture(capability: int) -> int:
@@ -118,19 +119,25 @@ def architecture(capability: int) -> int:
 
 
 def attention_configs(
-    arch: int, padded_dim: int, element_bytes: int, invariant: bool
+    arch: int, head_dim: int, element_bytes: int, invariant: bool
 ) -> tuple[DecodeConfig, PrefillConfig]:
-    """The launch configurations of both attention kernels; a head_dim below 64 takes those of 64."""
+    """The launch configurations of both attention kernels.
+
+    A head_dim without entries takes those of the next power of two, from 64 on. Raises ValueError where no tiles are
+    known that give both kernels one order of sums.
+    """
     if element_bytes == 4:
-        return EXACT_DECODE, EXACT_PREFILL
-    key = (arch, max(64, padded_dim), element_bytes)
+        return WIDE_DECODE, WIDE_PREFILL
     decode, prefill = (INVARIANT_DECODE, INVARIANT_PREFILL) if invariant else (DECODE, PREFILL)
-    if key not in decode:
-        raise ValueError(f"head_dim {padded_dim} is more than the kernels' 256")
+    key = (arch, head_dim, element_bytes)
+    if key not in prefill:
+        key = (arch, max(64, 1 << (head_dim - 1).bit_length()), element_bytes)
+    if key not in prefill:
+        raise ValueError(f"batch-invariant attention of head_dim {head_dim} needs sm_90; this is sm_{arch}")
     return decode[key], prefill[key]
 
 
 def matmul_config(arch: int, element_bytes: int, num_rows: int) -> MatmulConfig:
     """The configuration of the invariant product for a number of rows."""
-    entries = EXACT_MATMUL if element_bytes == 4 else MATMUL[arch, element_bytes]
+    entries = WIDE_MATMUL if element_bytes == 4 else MATMUL[arch, element_bytes]
     return [config for least, config in entries if least <= num_rows][-1]

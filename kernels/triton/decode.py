@@ -145,8 +145,8 @@ def _fold_partitions(
         total = tl.fma(tl.load(STATES + part * 2 + 1), add, total * keep)
         acc = tl.fma(part_acc, add, acc * keep)
     if IS_LAST:
-        # A padding row has seen nothing.
-        result = tl.where(total > 0, acc / total, 0.0) * value_scale
+        # A padding row has seen nothing: zero by one.
+        result = acc / tl.where(total > 0, total, 1.0) * value_scale
         out = OUT + token.to(tl.int64) * (NUM_HEADS * HEAD_DIM) + head * HEAD_DIM + dim
         tl.store(out, result.to(OUT.dtype.element_ty), mask=dim < HEAD_DIM)
     else:

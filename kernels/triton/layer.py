@@ -87,7 +87,7 @@ class LayerAttention:
 
     @cached_property
     def _configs(self) -> tuple[DecodeConfig, PrefillConfig]:
-        return attention_configs(self.device.arch, self.padded_dim, self.compute.itemsize, self.partitioned)
+        return attention_configs(self.device.arch, self.head_dim, self.compute.itemsize, self.partitioned)
 
     @property
     def decode(self) -> DecodeConfig:
@@ -119,7 +119,7 @@ class LayerAttention:
             "BLOCK_SIZE": self.block_size,
             "PARTITION": KV_PARTITION,
             "COMPUTE": _TRITON_DTYPES[self.compute],
-            "PRECISION": "ieee",
+            "PRECISION": "tf32x3" if self.compute.itemsize == 4 else "ieee",
         }
 
 

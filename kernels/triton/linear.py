@@ -52,6 +52,7 @@ def _matmul(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """Programs take output tiles in turn, GROUP tiles of rows at a time so that their weights are still near."""
     row_tiles = tl.cdiv(num_rows, BLOCK_M)
@@ -71,7 +72,7 @@ def _matmul(
         for k in range(0, depth, BLOCK_K):
             left = tl.load(x + k, mask=has_row & (k + inner < depth)[None, :], other=0.0)
             right = tl.load(weight + k, mask=has_column & (k + inner < depth)[:, None], other=0.0)
-            acc = tl.dot(left, right, acc, input_precision="ieee")
+            acc = tl.dot(left, right, acc, input_precision=PRECISION)
         if HAS_BIAS:
             acc += tl.load(BIAS + columns, mask=columns < num_columns, other=0.0).to(tl.float32)[None, :]
         out = OUT + rows.to(tl.int64)[:, None] * num_columns + columns[None, :]
@@ -116,6 +117,7 @@ def _invariant(x: Tensor, packed: TritonLinear, device: DeviceShape) -> Tensor:
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,
         GROUP=_GROUP_ROWS,
+        PRECISION="tf32x3" if x.dtype == torch.float32 else "ieee",
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )

@@ -6,7 +6,8 @@ read from the cache, those of this very step too. Heaviest blocks go first.
 
 PARTITIONED computes each partition of KV_PARTITION positions by itself and folds them ascending, which is decode's
 arithmetic: a token gets the same bits in a chunk of any length. Without it one running softmax goes over all
-positions.
+positions. Partitions need the sum so far beside their own, which large heads have no registers for: OUT_PARTS programs
+then share a block of queries, each computing all scores and a part of the output's dimensions.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ def _attend_range(
     q,
     keys,
     values,
+    first_dim,
     table,
     first,
     end,
@@ -43,6 +45,7 @@ def _attend_range(
     HAS_WINDOW: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
+    OUT_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     COMPUTE: tl.constexpr,
@@ -52,6 +55,8 @@ def _attend_range(
     offsets = tl.arange(0, TILE)
     dim = tl.arange(0, PADDED_DIM)
     real = dim < HEAD_DIM
+    out_dim = first_dim + tl.arange(0, OUT_DIM)
+    out_real = out_dim < HEAD_DIM
     blocks = tile_blocks(table, first, end, BLOCK_SIZE, TILE)
     for t0 in range(first, end, TILE):
         position = t0 + offsets
@@ -60,13 +65,13 @@ def _attend_range(
         if MASKED:
             stored = position < context
             k = tl.load(keys + lines[None, :] + dim[:, None], mask=stored[None, :] & real[:, None], other=0.0)
-            v = tl.load(values + lines[:, None] + dim[None, :], mask=stored[:, None] & real[None, :], other=0.0)
+            v = tl.load(values + lines[:, None] + out_dim[None, :], mask=stored[:, None] & out_real[None, :], other=0.0)
         elif PADDED_DIM != HEAD_DIM:
             k = tl.load(keys + lines[None, :] + dim[:, None], mask=real[:, None], other=0.0)
-            v = tl.load(values + lines[:, None] + dim[None, :], mask=real[None, :], other=0.0)
+            v = tl.load(values + lines[:, None] + out_dim[None, :], mask=out_real[None, :], other=0.0)
         else:
             k = tl.load(keys + lines[None, :] + dim[:, None])
-            v = tl.load(values + lines[:, None] + dim[None, :])
+            v = tl.load(values + lines[:, None] + out_dim[None, :])
         scores = score_tile(q, k.to(COMPUTE), cap_scale, HAS_CAP, PRECISION)
         if MASKED:
             seen = position[None, :] <= positions[:, None]
@@ -106,11 +111,15 @@ def _prefill(
     TILE: tl.constexpr,
     PARTITION: tl.constexpr,
     PARTITIONED: tl.constexpr,
+    OUT_PARTS: tl.constexpr,
     COMPUTE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    query_block = tl.num_programs(0) // KV_HEADS - 1 - tl.program_id(0) // KV_HEADS
-    kv_head = tl.program_id(0) % KV_HEADS
+    OUT_DIM: tl.constexpr = PADDED_DIM // OUT_PARTS
+    SHARE: tl.constexpr = KV_HEADS * OUT_PARTS
+    query_block = tl.num_programs(0) // SHARE - 1 - tl.program_id(0) // SHARE
+    kv_head = tl.program_id(0) % SHARE // OUT_PARTS
+    first_dim = tl.program_id(0) % OUT_PARTS * OUT_DIM
     if query_block >= tl.load(PREFILL_STARTS + num_rows):
         return
     row = find_row(PREFILL_STARTS, query_block, num_rows)
@@ -123,8 +132,8 @@ def _prefill(
     dim = tl.arange(0, PADDED_DIM)
     within = (token < count)[:, None] & (dim < HEAD_DIM)[None, :]
     line = (start + token).to(tl.int64)[:, None]
-    column = ((kv_head * GROUP + pair % GROUP) * HEAD_DIM)[:, None] + dim[None, :]
-    q = tl.load(QUERY + line * query_stride + column, mask=within, other=0.0).to(COMPUTE)
+    column = ((kv_head * GROUP + pair % GROUP) * HEAD_DIM)[:, None]
+    q = tl.load(QUERY + line * query_stride + column + dim[None, :], mask=within, other=0.0).to(COMPUTE)
     positions = context - count + token
     lowest = positions
     first_position = context - count + first_pair // GROUP
@@ -142,16 +151,16 @@ def _prefill(
     table = TABLES + row.to(tl.int64) * table_stride
     keys = KEYS + kv_head * BLOCK_SIZE * HEAD_DIM
     values = VALUES + kv_head * BLOCK_SIZE * HEAD_DIM
-    acc = tl.zeros([BLOCK_M, PADDED_DIM], tl.float32)
+    acc = tl.zeros([BLOCK_M, OUT_DIM], tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     highest = tl.full([BLOCK_M], LOWEST, tl.float32)
     if PARTITIONED:
         for low in range(first // PARTITION * PARTITION, end, PARTITION):
             part, part_total, part_highest = _attend_range(
-                tl.zeros([BLOCK_M, PADDED_DIM], tl.float32), tl.zeros([BLOCK_M], tl.float32),
-                tl.full([BLOCK_M], LOWEST, tl.float32), q, keys, values, table, tl.maximum(low, first),
-                tl.minimum(low + PARTITION, end), positions, lowest, context, stride_block, scale, cap_scale,
-                True, HAS_CAP, HAS_WINDOW, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, TILE, COMPUTE, PRECISION,
+                tl.zeros([BLOCK_M, OUT_DIM], tl.float32), tl.zeros([BLOCK_M], tl.float32),
+                tl.full([BLOCK_M], LOWEST, tl.float32), q, keys, values, first_dim, table, tl.maximum(low, first),
+                tl.minimum(low + PARTITION, end), positions, lowest, context, stride_block, scale, cap_scale, True,
+                HAS_CAP, HAS_WINDOW, HEAD_DIM, PADDED_DIM, OUT_DIM, BLOCK_SIZE, TILE, COMPUTE, PRECISION,
             )  # fmt: skip
             highest, keep, add = fold_weights(highest, part_highest)
             total = tl.fma(part_total, add, total * keep)
@@ -159,19 +168,24 @@ def _prefill(
     else:
         if HAS_WINDOW:
             acc, total, highest = _attend_range(
-                acc, total, highest, q, keys, values, table, first, inner, positions, lowest, context, stride_block,
-                scale, cap_scale, True, HAS_CAP, HAS_WINDOW, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, TILE, COMPUTE, PRECISION,
+                acc, total, highest, q, keys, values, first_dim, table, first, inner, positions, lowest, context,
+                stride_block, scale, cap_scale, True,
+                HAS_CAP, HAS_WINDOW, HEAD_DIM, PADDED_DIM, OUT_DIM, BLOCK_SIZE, TILE, COMPUTE, PRECISION,
             )  # fmt: skip
         acc, total, highest = _attend_range(
-            acc, total, highest, q, keys, values, table, inner, edge, positions, lowest, context, stride_block,
-            scale, cap_scale, False, HAS_CAP, HAS_WINDOW, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, TILE, COMPUTE, PRECISION,
+            acc, total, highest, q, keys, values, first_dim, table, inner, edge, positions, lowest, context,
+            stride_block, scale, cap_scale, False,
+            HAS_CAP, HAS_WINDOW, HEAD_DIM, PADDED_DIM, OUT_DIM, BLOCK_SIZE, TILE, COMPUTE, PRECISION,
         )  # fmt: skip
         acc, total, highest = _attend_range(
-            acc, total, highest, q, keys, values, table, edge, end, positions, lowest, context, stride_block,
-            scale, cap_scale, True, HAS_CAP, HAS_WINDOW, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, TILE, COMPUTE, PRECISION,
+            acc, total, highest, q, keys, values, first_dim, table, edge, end, positions, lowest, context,
+            stride_block, scale, cap_scale, True,
+            HAS_CAP, HAS_WINDOW, HEAD_DIM, PADDED_DIM, OUT_DIM, BLOCK_SIZE, TILE, COMPUTE, PRECISION,
         )  # fmt: skip
     result = acc / total[:, None] * value_scale
-    tl.store(OUT + line * (KV_HEADS * GROUP * HEAD_DIM) + column, result.to(OUT.dtype.element_ty), mask=within)
+    out_dim = first_dim + tl.arange(0, OUT_DIM)
+    out = OUT + line * (KV_HEADS * GROUP * HEAD_DIM) + column + out_dim[None, :]
+    tl.store(out, result.to(OUT.dtype.element_ty), mask=(token < count)[:, None] & (out_dim < HEAD_DIM)[None, :])
 
 
 def prefill_attention(
@@ -182,7 +196,7 @@ def prefill_attention(
     starts = plan.work(layer.window, layer.group, config.block_m).prefill_starts
     # Each row has at most one block more than its pairs fill.
     most = batch.num_tokens * layer.group // config.block_m + batch.num_rows
-    _prefill[(most * layer.num_kv_heads,)](
+    _prefill[(most * layer.num_kv_heads * config.out_parts,)](
         qkv,
         *kv,
         batch.block_tables,
@@ -197,6 +211,7 @@ def prefill_attention(
         value_scale=layer.value_scale,
         **layer.kernel_arguments,
         PARTITIONED=layer.partitioned,
+        OUT_PARTS=config.out_parts,
         BLOCK_M=config.block_m,
         TILE=config.tile,
         num_warps=config.num_warps,

@@ -36,6 +36,8 @@ class Geometry:
     soft_cap: float | None = None
     qk_norm: bool = False
     rotary_dim: int | None = None
+    # Of an fp8 cache: what keys and values are divided by when stored.
+    scales: tuple[float, float] | None = None
 
     @property
     def width(self) -> int:
@@ -63,7 +65,10 @@ class Geometry:
         return [torch.randn(length, self.width, generator=generator).to(self.dtype) for length in lengths]
 
     def allocate(self, backend: Backend, num_blocks: int) -> KVCache:
-        spec = KVCacheSpec(LAYER + 1, num_blocks, self.block_size, self.num_kv_heads, self.head_dim, self.cache_dtype)
+        scales = None if self.scales is None else (self.scales,) * (LAYER + 1)
+        spec = KVCacheSpec(
+            LAYER + 1, num_blocks, self.block_size, self.num_kv_heads, self.head_dim, self.cache_dtype, scales
+        )
         return backend.allocate_kv_cache(spec)
 
 
@@ -144,8 +149,9 @@ def oracle(geometry: Geometry, sequence: Tensor) -> Tensor:
         query = _rms(query, norms.q_weight, norms.eps).to(geometry.dtype).double()
         key = _rms(key, norms.k_weight, norms.eps).to(geometry.dtype).double()
     query = _rotated(query, geometry).to(geometry.dtype).double()
-    key = _rotated(key, geometry).to(geometry.cache_dtype).double()
-    value = value.to(geometry.cache_dtype).double()
+    key_scale, value_scale = geometry.scales or (1.0, 1.0)
+    key = _stored(_rotated(key, geometry), geometry.cache_dtype, key_scale)
+    value = _stored(value, geometry.cache_dtype, value_scale)
     group = geometry.num_heads // kv
     key, value = (x.repeat_interleave(group, dim=1) for x in (key, value))
     scores = torch.einsum("qhd,khd->hqk", query, key) * geometry.spec.scale
@@ -155,6 +161,12 @@ def oracle(geometry: Geometry, sequence: Tensor) -> Tensor:
     hidden = (distance < 0) | (distance >= (geometry.window or length))
     weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
     return torch.einsum("hqk,khd->qhd", weights, value).reshape(length, -1)
+
+
+def _stored(x: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
+    """What a cache of that type gives back of x; fp8 saturates."""
+    largest = torch.finfo(dtype).max
+    return (x / scale).float().clamp(-largest, largest).to(dtype).double() * scale
 
 
 def _rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -190,6 +190,8 @@ def _observe(builder: Any) -> None:
 
     builder.create_masked_load, builder.create_masked_store = create_masked_load, create_masked_store
     stock.GridExecutor._init_args_hst, stock.GridExecutor.__call__ = init_arguments, run
+    # What runs on the CPU's own memory need not be copied back, all of its storage, onto itself.
+    stock.GridExecutor._restore_args_dev = lambda self, *arguments: None
 
 
 class Launches:
@@ -267,3 +269,13 @@ def sanitizer() -> Iterator[Launches]:
         yield _launches
     finally:
         _launches = None
+
+
+def interpreted_backend(batch_invariant: bool = True, num_multiprocessors: int = 2, **shape: int) -> Any:
+    """The Triton kernels in the corrected interpreter; few large programs, for each costs milliseconds."""
+    install()
+    from kernels.triton import TritonBackend
+    from kernels.triton.layer import DeviceShape
+
+    device_shape = DeviceShape(90, num_multiprocessors, **{"rotated_pairs": 512, **shape})
+    return TritonBackend(torch.device("cpu"), batch_invariant, check_faults=True, shape=device_shape)

@@ -1,0 +1,183 @@
+"""Attention, rotation and cache writes of the Triton kernels against the fp64 oracle and the reference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from interpreter import install, interpreted_backend, sanitizer
+from kernel_steps import LAYER, Geometry, Step, int32, oracle, ragged_batch, run_steps
+
+from kernels.api import RaggedBatch
+from kernels.reference import ReferenceBackend
+
+install()
+from kernels.triton.cache import TritonCache  # noqa: E402
+
+BF16, FP16, FP32, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
+# One token, a block's edge, a few blocks, over a partition's edge.
+LENGTHS = (1, 16, 33, 270)
+STEPS: tuple[Step, ...] = (
+    [(0, 1), (1, 15), (3, 200)],
+    [(1, 1), (2, 32), (3, 69)],
+    [(3, 1), (2, 1)],
+)
+# What rounding an output of magnitude up to about 4 to the type may cost.
+TOLERANCES = {FP32: 2e-5, FP16: 3e-3, BF16: 2.5e-2}
+
+
+def bf16(num_heads: int, num_kv_heads: int, head_dim: int, **options: object) -> Geometry:
+    return Geometry(num_heads, num_kv_heads, head_dim, **{"dtype": BF16, "cache_dtype": BF16, **options})  # type: ignore[arg-type]
+
+
+GEOMETRIES = {
+    "mha-64": bf16(2, 2, 64),
+    "gqa4-128-block32-qknorm": bf16(4, 1, 128, block_size=32, qk_norm=True),
+    "gqa7-80-block64-fp16": bf16(7, 1, 80, block_size=64, dtype=FP16, cache_dtype=FP16),
+    "gqa3-96-window": bf16(6, 2, 96, window=100, rotary_dim=48),
+    "mqa8-64-cap-fp16": bf16(8, 1, 64, dtype=FP16, cache_dtype=FP16, soft_cap=20.0),
+    "256-window-cap-block64": bf16(2, 1, 256, block_size=64, window=70, soft_cap=30.0),
+    "fp8-128": bf16(4, 1, 128, cache_dtype=FP8, scales=(0.02, 0.03)),
+}
+
+
+def assert_matches_oracle(geometry: Geometry, partitioned: bool, lengths=LENGTHS, steps=STEPS) -> None:
+    sequences = geometry.sequences(lengths)
+    outputs, _ = run_steps(interpreted_backend(partitioned), geometry, sequences, steps)
+    for length, sequence, output in zip(lengths, sequences, outputs, strict=True):
+        assert output.dtype == geometry.dtype
+        errors = (output.double() - oracle(geometry, sequence)).abs().amax(-1)
+        # A key next to a rounding border may be stored one unit of the cache's precision off, and some tokens see it.
+        assert errors.max() < max(TOLERANCES[geometry.dtype], TOLERANCES.get(geometry.cache_dtype, 0.2)), length
+        assert errors.median() < TOLERANCES[geometry.dtype], length
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=GEOMETRIES)
+def test_mixed_batches_match_the_oracle(geometry: Geometry) -> None:
+    assert_matches_oracle(geometry, partitioned=list(GEOMETRIES.values()).index(geometry) % 2 == 0)
+
+
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_fp32_matches_the_oracle(partitioned: bool) -> None:
+    geometry = Geometry(2, 1, 64, rotary_dim=32, qk_norm=True)
+    assert_matches_oracle(geometry, partitioned, (1, 40), ([(0, 1), (1, 30)], [(1, 10)]))
+
+
+def test_agrees_with_the_reference() -> None:
+    geometry = GEOMETRIES["gqa4-128-block32-qknorm"]
+    sequences = geometry.sequences(LENGTHS)
+    ours, our_queries = run_steps(interpreted_backend(False), geometry, sequences, STEPS)
+    theirs, their_queries = run_steps(ReferenceBackend(), geometry, sequences, STEPS)
+    for output, expected in zip(ours, theirs, strict=True):
+        assert (output.float() - expected.float()).abs().max() < TOLERANCES[BF16]
+    for query, expected in zip(our_queries, their_queries, strict=True):
+        # One rounding each, from fp32 numbers that differ in the last place.
+        assert (query.float() - expected.float()).abs().max() <= expected.float().abs().max() * 2**-7
+
+
+def padded_batch() -> RaggedBatch:
+    """Decode rows of a CUDA graph's batch: two sequences, then padding."""
+    batch = ragged_batch([(1, 300, range(19)), (1, 20, [19, 20]), (1, 1, [0]), (1, 1, [0])])
+    batch.context_lens[2:] = 0
+    batch.positions[2:] = 0
+    return batch
+
+
+def test_padding_rows_store_nothing_and_give_zero() -> None:
+    geometry = GEOMETRIES["mha-64"]
+    backend = interpreted_backend()
+    cache = geometry.allocate(backend, 21)
+    qkv = torch.cat(geometry.sequences([4]))
+    before = qkv.clone()
+    plan = backend.plan_attention(padded_batch(), cache)
+    backend.rope_write_kv(qkv, cache, LAYER, plan, geometry.rope(), None)
+    out = backend.attention(qkv, cache, LAYER, plan, geometry.spec)
+    assert torch.equal(qkv[2:], before[2:])
+    assert not torch.equal(qkv[:2], before[:2])
+    assert not out[2:].any()
+    assert out[:2].any(1).all()
+    stored = backend.export_blocks(cache, LAYER, range(21))[0].any(-1).any(1)
+    assert stored.nonzero().tolist() == [[18, 299 - 18 * 16], [20, 3]]
+
+
+def test_a_faulty_row_is_computed_as_empty_where_nobody_waits_for_the_device() -> None:
+    geometry = GEOMETRIES["mha-64"]
+    backend = interpreted_backend()
+    backend._check_faults = False
+    cache = geometry.allocate(backend, 21)
+    batch = padded_batch()
+    batch.block_tables[0, 3] = 21
+    batch.positions[1] = 5
+    plan = backend.plan_attention(batch, cache)
+    assert plan.faults.tolist() == [5, 6, 0, 0]
+    qkv = torch.cat(geometry.sequences([4]))
+    with sanitizer():
+        backend.rope_write_kv(qkv, cache, LAYER, plan, geometry.rope(), None)
+        assert not backend.attention(qkv, cache, LAYER, plan, geometry.spec).any()
+    assert not backend.export_blocks(cache, LAYER, range(21)).any()
+
+
+@pytest.mark.parametrize(
+    "faulty",
+    [{"query_starts": [0, 1, 1, 4]}, {"query_starts": [0, 1, 2, 3]}, {"query_starts": [1, 2, 3, 4]}],
+)
+def test_query_starts_must_ascend_over_all_tokens(faulty: dict[str, list[int]]) -> None:
+    geometry = GEOMETRIES["mha-64"]
+    backend = interpreted_backend()
+    batch = ragged_batch([(1, 1, [0]), (1, 1, [1]), (2, 2, [2])])
+    broken = replace(batch, **{name: int32(values) for name, values in faulty.items()})
+    with sanitizer(), pytest.raises(ValueError, match=r"row \d .*query_starts"):
+        backend.plan_attention(broken, geometry.allocate(backend, 4))
+
+
+@pytest.mark.parametrize("geometry", [GEOMETRIES["gqa3-96-window"], GEOMETRIES["fp8-128"]], ids=["window", "fp8"])
+def test_every_address_is_inside_its_tensors_and_no_programs_race(geometry: Geometry) -> None:
+    steps: list[Step] = [[(0, 1), (2, 69)], [(2, 1), (1, 33)]]
+    with sanitizer() as launches:
+        run_steps(interpreted_backend(), geometry, geometry.sequences((1, 33, 70)), steps)
+    assert launches.num_addresses > 100_000
+
+
+def test_offsets_past_two_billion_elements() -> None:
+    """Keys of over 2^31 elements, in memory whose pages exist only where they are touched."""
+    geometry = bf16(2, 1, 64, block_size=32, cache_dtype=FP8)
+    backend = interpreted_backend()
+    num_blocks = (1 << 31) // (32 * 64) + 4
+    spec = replace(geometry.allocate(backend, 1).spec, num_blocks=num_blocks)
+    data = torch.empty((2, 2, num_blocks, 1, 32, 64), dtype=FP8)
+    cache = TritonCache(spec, data, tuple((layer[0], layer[1]) for layer in data))
+    batch = ragged_batch([(3, 35, [num_blocks - 1, num_blocks - 2])])
+    qkv = torch.cat(geometry.sequences([3]))
+    with sanitizer():
+        plan = backend.plan_attention(batch, cache)
+        backend.rope_write_kv(qkv, cache, LAYER, plan, geometry.rope(), None)
+        backend.attention(qkv, cache, LAYER, plan, geometry.spec)
+    assert backend.export_blocks(cache, LAYER, [num_blocks - 2])[0].view(torch.uint8).any(-1).nonzero().tolist() == [
+        [0, 0, 0],
+        [0, 0, 1],
+        [0, 0, 2],
+    ]
+
+
+MATRIX = list(
+    product(
+        ((BF16, BF16), (FP16, FP16), (BF16, FP8), (FP16, FP8)),
+        ((1, 64), (4, 128), (7, 80), (8, 96), (2, 256)),
+        (16, 32, 64),
+        (None, 1, 100),
+        (None, 25.0),
+    )
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("partitioned", [False, True])
+@pytest.mark.parametrize(("dtypes", "shape", "block_size", "window", "soft_cap"), MATRIX)
+def test_whole_matrix(dtypes, shape, block_size, window, soft_cap, partitioned) -> None:
+    scales = (0.02, 0.03) if dtypes[1] == FP8 else None
+    geometry = Geometry(
+        shape[0], 1, shape[1], block_size, dtypes[0], dtypes[1], window, soft_cap, qk_norm=True, scales=scales
+    )
+    assert_matches_oracle(geometry, partitioned)
