@@ -120,29 +120,22 @@ INLINE void relative_probabilities(const Candidate* items, int32_t count, float 
     }
 }
 
-// How many of the sorted candidates stay; -1 when the answer lies beyond them.
-INLINE int32_t count_kept(const float* probabilities, int32_t count, bool is_all, int32_t top_k, float top_p,
-                          double whole) {
-    int32_t limit = top_k < count ? top_k : count;
-    if (limit < top_k && top_k < INT32_MAX && !is_all) return -1;
-    if (top_p >= 1) return limit;
-    double total = whole, sum = 0;
-    if (top_k < INT32_MAX) {
-        total = 0;
-        for (int32_t i = 0; i < limit; i++) total += probabilities[i];
-    }
-    for (int32_t i = 0; i < limit; i++) {
+// How many of the sorted candidates top-p keeps of what they are together.
+INLINE int32_t count_kept(const float* probabilities, int32_t count, float top_p) {
+    if (top_p >= 1) return count;
+    double total = 0, sum = 0;
+    for (int32_t i = 0; i < count; i++) total += probabilities[i];
+    for (int32_t i = 0; i < count; i++) {
         sum += probabilities[i];
         if (sum >= top_p * total) return i + 1;
     }
-    return is_all || top_k < INT32_MAX ? limit : -1;
+    return count;
 }
 
-// Gumbel-max over the first `count` candidates whose relative probability reaches min_p.
+// Gumbel-max over candidates whose relative probability reaches min_p; the likeliest does in any case.
 INLINE int32_t draw_from_candidates(const Candidate* items, const float* probabilities, int32_t count, float min_p,
-                                    const UniformKey& key, float temperature) {
-    const float top = logit_of(items[0].order);
-    Best best = {-__builtin_inff(), items[0].id};
+                                    const UniformKey& key, float temperature, Best top) {
+    Best best = {-__builtin_inff(), top.id};
     for (int32_t i = 0; i < count; i += kLanes) {
         int32_t ids[kLanes];
         float logits[kLanes], values[kLanes];
@@ -150,35 +143,105 @@ INLINE int32_t draw_from_candidates(const Candidate* items, const float* probabi
             const Candidate& item = items[i + k < count ? i + k : i];
             ids[k] = item.id, logits[k] = logit_of(item.order);
         }
-        store(values, add(div(sub(load(logits), set1(top)), set1(temperature)), gumbels(key.uniforms(iload(ids)))));
+        F16 scaled = div(sub(load(logits), set1(top.value)), set1(temperature));
+        store(values, add(scaled, gumbels(key.uniforms(iload(ids)))));
         for (int k = 0; k < kLanes && i + k < count; k++) {
-            if (i + k > 0 && probabilities[i + k] < min_p) continue;
+            if (probabilities[i + k] < min_p && ids[k] != top.id) continue;
             if (values[k] > best.value || (values[k] == best.value && ids[k] < best.id)) best = {values[k], ids[k]};
         }
     }
     return best.id;
 }
 
-// Top-k and top-p: sorts only the ids within some distance of the likeliest, further out while that is not enough.
-INLINE int32_t draw_filtered(const octavo::SampleArgs& a, int64_t r, const LogitRow& row, const UniformKey& key,
-                             Best top) {
-    const float temperature = a.temperatures[r], top_p = a.top_ps[r];
-    const int32_t top_k = a.top_ks[r] > 0 && a.top_ks[r] < row.vocab ? a.top_ks[r] : INT32_MAX;
-    double whole = top_p < 1 && top_k == INT32_MAX ? sum_of_probabilities(row, top.value, temperature) : 0;
-    size_t padded = row.vocab + kLanes;
-    auto items = static_cast<Candidate*>(
-        octavo::thread_scratch(octavo::kSortScratch, padded * (2 * sizeof(Candidate) + sizeof(float))));
-    Candidate* other = items + padded;
-    auto probabilities = reinterpret_cast<float*>(other + padded);
-    for (float distance = 4;; distance *= 2) {
-        bool is_all = distance > 64;
-        float border = is_all ? -__builtin_inff() : top.value - distance * temperature;
-        int32_t count = gather_candidates(row, border, items);
-        if (count < top_k && top_k < INT32_MAX && !is_all) continue;
-        const Candidate* sorted = sort_candidates(items, other, count);
-        relative_probabilities(sorted, count, top.value, temperature, probabilities);
-        int32_t kept = count_kept(probabilities, count, is_all, top_k, top_p, whole);
-        if (kept >= 0) return draw_from_candidates(sorted, probabilities, kept, a.min_ps[r], key, temperature);
+// Candidates twice over, for moves from one to the other, and their probabilities.
+struct CandidateSpace {
+    Candidate *items, *other;
+    float *probabilities, *other_probabilities;
+
+    explicit CandidateSpace(int32_t vocab) {
+        size_t padded = vocab + kLanes;
+        items = static_cast<Candidate*>(octavo::thread_scratch(
+            octavo::kSortScratch, padded * 2 * (sizeof(Candidate) + sizeof(float))));
+        other = items + padded;
+        probabilities = reinterpret_cast<float*>(other + padded);
+        other_probabilities = probabilities + padded;
+    }
+};
+
+// Distances from the likeliest within which candidates are gathered, further out while that is not enough.
+struct Reach {
+    float distance = 4;
+
+    INLINE_MEMBER bool is_all() const { return distance > 64; }
+    INLINE_MEMBER float border(float top, float temperature) const {
+        return is_all() ? -__builtin_inff() : top - distance * temperature;
+    }
+};
+
+// Top-k, and top-p over what it keeps: sorts the candidates.
+INLINE int32_t draw_top_k(const octavo::SampleArgs& a, int64_t r, const LogitRow& row, const UniformKey& key,
+                          Best top) {
+    const float temperature = a.temperatures[r];
+    CandidateSpace space(row.vocab);
+    for (Reach reach;; reach.distance *= 2) {
+        int32_t count = gather_candidates(row, reach.border(top.value, temperature), space.items);
+        if (count < a.top_ks[r] && !reach.is_all()) continue;
+        const Candidate* sorted = sort_candidates(space.items, space.other, count);
+        int32_t limit = a.top_ks[r] < count ? a.top_ks[r] : count;
+        relative_probabilities(sorted, limit, top.value, temperature, space.probabilities);
+        int32_t kept = count_kept(space.probabilities, limit, a.top_ps[r]);
+        return draw_from_candidates(sorted, space.probabilities, kept, a.min_ps[r], key, temperature, top);
+    }
+}
+
+constexpr int kBuckets = 256;
+
+// Where a candidate lies between the likeliest and the border; never descends as logits do.
+INLINE int bucket_of(const Candidate& item, float top, float scale) {
+    float place = (top - logit_of(item.order)) * scale;
+    return place < kBuckets - 1 ? static_cast<int>(place) : kBuckets - 1;
+}
+
+// Top-p over the whole row: candidates are put into buckets by distance, and only the bucket in which the sum of
+// probabilities reaches top-p is sorted.
+INLINE int32_t draw_top_p(const octavo::SampleArgs& a, int64_t r, const LogitRow& row, const UniformKey& key,
+                          Best top) {
+    const float temperature = a.temperatures[r];
+    const double wanted = a.top_ps[r] * sum_of_probabilities(row, top.value, temperature);
+    CandidateSpace space(row.vocab);
+    for (Reach reach;; reach.distance *= 2) {
+        int32_t count = gather_candidates(row, reach.border(top.value, temperature), space.items);
+        relative_probabilities(space.items, count, top.value, temperature, space.probabilities);
+        const float scale = kBuckets / (reach.distance * temperature);
+        double masses[kBuckets] = {}, sum = 0;
+        for (int32_t i = 0; i < count; i++)
+            masses[bucket_of(space.items[i], top.value, scale)] += space.probabilities[i];
+        int last = 0;
+        while (last < kBuckets && sum + masses[last] < wanted) sum += masses[last++];
+        if (last == kBuckets && !reach.is_all()) continue;
+        // Before the last bucket everything is kept; its own candidates go to the end of the other space.
+        int32_t kept = 0, doubtful = 0;
+        Candidate* edge = space.other + count;
+        for (int32_t i = 0; i < count; i++) {
+            int bucket = bucket_of(space.items[i], top.value, scale);
+            if (bucket < last) {
+                space.other[kept] = space.items[i];
+                space.other_probabilities[kept++] = space.probabilities[i];
+            } else if (bucket == last) {
+                *(edge - ++doubtful) = space.items[i];
+            }
+        }
+        // They lie in descending order of id, and all of items is free again.
+        for (int32_t i = 0; i < doubtful; i++) space.items[i] = *(edge - 1 - i);
+        const Candidate* sorted = sort_candidates(space.items, edge - doubtful, doubtful);
+        relative_probabilities(sorted, doubtful, top.value, temperature, space.probabilities);
+        for (int32_t i = 0; i < doubtful && sum < wanted; i++) {
+            sum += space.probabilities[i];
+            space.other_probabilities[kept] = space.probabilities[i];
+            Candidate moving = sorted[i];
+            space.other[kept++] = moving;
+        }
+        return draw_from_candidates(space.other, space.other_probabilities, kept, a.min_ps[r], key, temperature, top);
     }
 }
 
@@ -206,9 +269,12 @@ static void sample_row(const octavo::SampleArgs& a, int64_t r) {
     a.token_ids[r] = top.id;
     if (a.temperatures[r] <= 0 || top.value == -__builtin_inff()) return;
     UniformKey key(static_cast<uint64_t>(a.seeds[r]), static_cast<uint64_t>(a.positions[r]));
-    bool sorted = (a.top_ks[r] > 0 && a.top_ks[r] < a.vocab) || a.top_ps[r] < 1;
-    a.token_ids[r] = sorted ? draw_filtered(a, r, row, key, top)
-                            : draw_from_row(row, key, a.temperatures[r], a.min_ps[r], top);
+    if (a.top_ks[r] > 0 && a.top_ks[r] < a.vocab)
+        a.token_ids[r] = draw_top_k(a, r, row, key, top);
+    else if (a.top_ps[r] < 1)
+        a.token_ids[r] = draw_top_p(a, r, row, key, top);
+    else
+        a.token_ids[r] = draw_from_row(row, key, a.temperatures[r], a.min_ps[r], top);
 }
 
 static void sample(const octavo::SampleArgs& a, int threads) {
