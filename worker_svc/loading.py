@@ -6,7 +6,6 @@ memory; must not know whom the worker serves.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import json
 import logging
@@ -37,6 +36,7 @@ from worker_svc.kv_cache import model_shape, resolve_max_model_len
 from worker_svc.model.decoder import Decoder, build_decoder
 from worker_svc.model.families import parse_config
 from worker_svc.model.sharding import ModelShard, shard_model
+from worker_svc.parallel.agreement import require_equal
 from worker_svc.parallel.group import ALONE, Membership, TPGroup
 from worker_svc.process_memory import return_freed_memory
 from worker_svc.rows import RowLimits
@@ -98,7 +98,7 @@ def load(config: WorkerConfig, phases: Phases, ranks: Membership = ALONE) -> Loa
     info = _model_info(model, vocabulary, backend, fingerprint, ranks.group)
     info.name = config.served_model_name or served_name(config.model)
     with phases.phase("kv"):
-        _require_equal(ranks.group, info, config)
+        require_equal(ranks.group, info, config)
         spec = _cache_spec(config, model)
         cache = allocate_cache(config, model.shape, model.dtype, spec, backend, ranks)
         host_cache = allocate_host_cache(config, backend, cache, ranks)
@@ -284,20 +284,6 @@ def _model_info(
         ),
         batch_invariant=not notes,
     )
-
-
-def _require_equal(group: TPGroup, info: types_pb2.ModelInfo, config: WorkerConfig) -> None:
-    """That all ranks compute alike, in steps of the same shapes: one answer comes from all of them."""
-    facts = (
-        f"numerics {info.numerics}, --max-model-len {info.max_model_len}, --block-size {config.block_size}, "
-        f"--max-num-seqs {config.max_num_seqs}, --max-num-batched-tokens {config.max_num_batched_tokens}"
-    )
-    number = int.from_bytes(hashlib.sha256(facts.encode()).digest()[:7])
-    if group.minimum((number, -number)) != (number, -number):
-        raise StartError(
-            f"the {group.size} ranks do not agree; start all with the same options, on the same model, CPU type and "
-            f"packages. Rank {group.rank} has {facts}"
-        )
 
 
 def served_name(model: str) -> str:

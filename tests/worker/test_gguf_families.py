@@ -11,6 +11,7 @@ import torch
 from kernels.select import open_backend
 from octavo.sources import resolve
 from tests.fakes.checkpoint_files import ModelFiles, write_model
+from tests.fakes.thread_group import ThreadGroup, on_ranks
 from tests.fakes.tiny_tokenizers import tiny_tokenizer
 from tests.weights.gguf_families import CONTEXT_TOKENS, FAMILIES, checkpoint_weights, make_model, write_gguf
 from tests.worker.harness import Driver, RunnerShape, build_runner, sampling
@@ -37,10 +38,18 @@ def test_gguf_and_safetensors_answer_alike(tmp_path: Path, monkeypatch: pytest.M
     config = family.config.to_dict() | {"architectures": [type(model).__name__]}
     directory = write_model(tmp_path / "safetensors", ModelFiles(config, tensors, tiny_tokenizer([])))
     plain = build_runner(directory, SHAPE, torch.float32, open_backend("auto", 1))
-    converted = build_runner(resolve(str(tmp_path / "m.gguf")), SHAPE, torch.float32, open_backend("auto", 1))
+    source = resolve(str(tmp_path / "m.gguf"))
+    converted = build_runner(source, SHAPE, torch.float32, open_backend("auto", 1))
     expected_ids, expected = logprobs(plain)
     found_ids, found = logprobs(converted)
     assert len(found_ids) == CONTEXT_TOKENS - len(PROMPT)
     assert found_ids == expected_ids
     # Bases and factors are fp32 in the file.
     assert found == pytest.approx(expected, abs=2e-4)
+
+    def on_rank(group: ThreadGroup) -> tuple[list[int], list[float]]:
+        return logprobs(build_runner(source, SHAPE, torch.float32, open_backend("auto", 1), group))
+
+    shared_ids, shared = on_ranks(2, on_rank)[0]
+    assert shared_ids == expected_ids
+    assert shared == pytest.approx(expected, abs=2e-4)

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from octavo.internal.v1 import worker_pb2
 from octavo.ports import free_port
 from tests.e2e.stack import children_of, eventually
-from tests.fakes.attach_server import WAIT_S, AttachedWorker, AttachServer, free_address, serving
+from tests.fakes.attach_server import AttachedWorker, AttachServer, free_address, serving
 from tests.fakes.tiny_llama import TinyLlama, random_tensors
 from tests.fakes.token_sink import token_sink
 from tests.worker.harness import greedy_alone, sampling
@@ -25,6 +25,8 @@ from worker_svc.runner import Runner
 
 pytestmark = pytest.mark.e2e
 
+# Processes that import torch on a machine that is busy with others.
+LIMIT_S = 120.0
 PROMPT = [5, 9, 200, 31]
 NUM_TOKENS = 4
 SIZES = ("--num-kv-blocks", "8", "--num-threads", "1", "--max-num-seqs", "2")
@@ -75,10 +77,18 @@ def test_a_worker_starts_its_ranks_and_dies_with_any(tiny_directory: Path, tiny_
             worker = scheduler.attached()
             hello = worker.hello()
             worker.tell(router_endpoint=sink.router(1))
-            assert greedy(worker, hello.incarnation) == greedy_alone(tiny_runner, PROMPT, NUM_TOKENS)
+            expected = greedy_alone(tiny_runner, PROMPT, NUM_TOKENS)
+            assert greedy(worker, hello.incarnation) == expected
+            # A plan that disagrees with the rows empties both ranks, and both go on.
+            worker.tell(plan=worker_pb2.StepPlan(incarnation=hello.incarnation, step=99))
+            assert worker.hear() is None
+            worker = scheduler.attached()
+            hello = worker.hello()
+            worker.tell(router_endpoint=sink.router(1))
+            assert greedy(worker, hello.incarnation) == expected
             (other,) = children_of(process.pid)
             os.kill(other, signal.SIGKILL)
-            _, log = process.communicate(timeout=WAIT_S)
+            _, log = process.communicate(timeout=LIMIT_S)
             assert worker.hear() is None
     assert process.returncode == 1
     last = log.splitlines()[-1]
@@ -86,18 +96,16 @@ def test_a_worker_starts_its_ranks_and_dies_with_any(tiny_directory: Path, tiny_
     assert "was killed by SIGKILL" in last
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
-def test_ranks_end_with_the_first(tiny_directory: Path, signum: signal.Signals) -> None:
+def test_ranks_end_with_the_first(tiny_directory: Path) -> None:
     scheduler = AttachServer()
     with serving(scheduler, free_address()) as address:
         process = start(tiny_directory, address, "--tensor-parallel-size", "2")
         with ended(process):
             scheduler.attached().hello()
             (other,) = children_of(process.pid)
-            process.send_signal(signum)
-            process.communicate(timeout=WAIT_S)
-            eventually(lambda: not Path(f"/proc/{other}").exists(), WAIT_S, "the other rank is gone")
-    assert process.returncode == (0 if signum == signal.SIGTERM else -signum)
+            process.kill()
+            process.wait(LIMIT_S)
+            eventually(lambda: not Path(f"/proc/{other}").exists(), LIMIT_S, "the other rank is gone")
 
 
 def test_a_launcher_may_start_the_ranks(tiny_directory: Path, tiny_runner: Runner) -> None:
@@ -112,7 +120,7 @@ def test_a_launcher_may_start_the_ranks(tiny_directory: Path, tiny_runner: Runne
             assert greedy(worker, hello.incarnation) == greedy_alone(tiny_runner, PROMPT, NUM_TOKENS)
             for process in processes:  # as launchers do
                 process.send_signal(signal.SIGTERM)
-            logs = [process.communicate(timeout=WAIT_S)[1] for process in processes]
+            logs = [process.communicate(timeout=LIMIT_S)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], logs
 
 
@@ -125,17 +133,18 @@ def test_a_rank_that_cannot_load_is_named(tiny_directory: Path, tmp_path: Path) 
     first = start(tiny_directory, "127.0.0.1:1", RANK="0", **common)
     second = start(broken, "127.0.0.1:1", RANK="1", **common)
     with ended(first, second):
-        logs = [process.communicate(timeout=WAIT_S)[1] for process in (first, second)]
+        logs = [process.communicate(timeout=LIMIT_S)[1] for process in (first, second)]
     assert (first.returncode, second.returncode) == (1, 1), logs
     assert f"rank 1 (pid {second.pid} on " in logs[0].splitlines()[-1]
     assert "1 tensor missing from the checkpoint: model.norm.weight" in logs[0].splitlines()[-1]
 
 
 def test_ranks_that_do_not_come_are_named(tiny_directory: Path) -> None:
-    environment = {"WORLD_SIZE": "3", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    environment = {"WORLD_SIZE": "3", "RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    environment["MASTER_PORT"] = str(free_port())
     process = start(tiny_directory, "127.0.0.1:1", "--rendezvous-timeout", "1", **environment)
     with ended(process):
-        _, log = process.communicate(timeout=WAIT_S)
+        _, log = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 1
     assert "1 of 3 ranks arrived within 1 s, missing: 1, 2" in log.splitlines()[-1]
     assert "rank 0 (pid" in log
