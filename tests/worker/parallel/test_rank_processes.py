@@ -140,11 +140,11 @@ def test_a_rank_that_cannot_load_is_named(tiny_directory: Path, tmp_path: Path) 
 
 
 def test_ranks_that_do_not_come_are_named(tiny_directory: Path) -> None:
-    environment = {"WORLD_SIZE": "3", "RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    environment = {"WORLD_SIZE": "4", "RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     environment["MASTER_PORT"] = str(free_port())
     process = start(tiny_directory, "127.0.0.1:1", "--rendezvous-timeout", "1", **environment)
     with ended(process):
         _, log = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 1
-    assert "1 of 3 ranks arrived within 1 s, missing: 1, 2" in log.splitlines()[-1]
+    assert "1 of 4 ranks arrived within 1 s, missing: 1, 2, 3" in log.splitlines()[-1]
     assert "rank 0 (pid" in log
