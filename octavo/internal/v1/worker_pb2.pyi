@@ -39,6 +39,7 @@ class Hello(_message.Message):
     MAX_STEP_TOKENS_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     CURVE_PUBLIC_KEY_FIELD_NUMBER: _builtins.int
+    PROCESS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """Random number drawn at the worker's start; results carry it, so that a late one is never taken for a new one's."""
     block_size: _builtins.int
@@ -55,6 +56,10 @@ class Hello(_message.Message):
     """A name for logs and receipts, such as host:pid."""
     curve_public_key: _builtins.str
     """CURVE public key, Z85, that its token sockets use with routers which have one. Empty: it cannot speak CURVE."""
+    process: _builtins.int
+    """Random number drawn at the start of the process, and kept over its attachments: who comes back with the same one did
+    not crash. 0: not told.
+    """
     @_builtins.property
     def model(self) -> _types_pb2.ModelInfo:
         """The model it holds."""
@@ -71,10 +76,11 @@ class Hello(_message.Message):
         max_step_tokens: _builtins.int = ...,
         name: _builtins.str = ...,
         curve_public_key: _builtins.str = ...,
+        process: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "curve_public_key", b"curve_public_key", "incarnation", b"incarnation", "max_step_tokens", b"max_step_tokens", "model", b"model", "name", b"name", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks", "num_slots", b"num_slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "curve_public_key", b"curve_public_key", "incarnation", b"incarnation", "max_step_tokens", b"max_step_tokens", "model", b"model", "name", b"name", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks", "num_slots", b"num_slots", "process", b"process"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
