@@ -6,6 +6,7 @@ table names its Triton version, and a check under another version says so and co
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import triton
 
 from kernels.api import AttentionSpec, KVCacheSpec, RaggedBatch, RopeTable
 from kernels.triton import TritonBackend
-from kernels.triton.configs import architecture
+from kernels.triton.configs import architecture, attention_configs
 from kernels.triton.layer import DeviceShape
 from tools.dry_compile import Report, dry_run
 
@@ -47,7 +48,6 @@ class Shape:
 
     @property
     def tile(self) -> int:
-        from kernels.triton.configs import attention_configs
 
         element = 2 if self.cache_dtype.itemsize == 1 else self.dtype.itemsize
         return attention_configs(architecture(self.capability), self.head_dim, element, self.invariant)[
@@ -72,8 +72,9 @@ SHAPES = (
 )
 
 
+@functools.cache
 def attention_kernels(shape: Shape) -> dict[str, Report]:
-    """Every kernel of a step's attention for that shape, compiled by running it on the CPU's tensors."""
+    """The kernels of a step's attention that no shape before needed, compiled by a step on CPU tensors."""
     device = DeviceShape(architecture(shape.capability), 132)
     backend = TritonBackend(torch.device("cpu"), shape.invariant, shape=device)
     cache = backend.allocate_kv_cache(KVCacheSpec(1, 32, shape.block_size, 8, shape.head_dim, shape.cache_dtype))
@@ -105,13 +106,12 @@ def _batch(counts: Sequence[int], context: int, block_size: int) -> RaggedBatch:
 
 def attention_report(shape: Shape) -> Report:
     """The attention kernel itself."""
-    triton.runtime.driver._active = None
     return attention_kernels(shape)["_prefill" if shape.prefill else "_decode_partitions"]
 
 
 def lines() -> Iterator[str]:
     """The table in Markdown, and what it was made with."""
-    yield f"Compiled with Triton {triton.__version__}.\n"
+    yield f"Compiled with Triton {triton.__version__}."
     yield ""
     yield "| kernel | registers | stack | shared memory | per SM | buffers | matrix instruction | issue / fetch |"
     yield "|---|---|---|---|---|---|---|---|"

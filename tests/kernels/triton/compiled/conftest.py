@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed: nothing can be compiled")
-from tools.dry_compile import missing_tools  # noqa: E402
+from tools.dry_compile import missing_tools
 
 MISSING = missing_tools()
 

@@ -166,18 +166,20 @@ MATRIX = list(
         ((BF16, BF16), (FP16, FP16), (BF16, FP8), (FP16, FP8)),
         ((1, 64), (4, 128), (7, 80), (8, 96), (2, 256)),
         (16, 32, 64),
-        (None, 1, 100),
-        (None, 25.0),
+        ((None, None), (1, None), (100, None), (None, 25.0), (100, 25.0)),
     )
 )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("partitioned", [False, True])
-@pytest.mark.parametrize(("dtypes", "shape", "block_size", "window", "soft_cap"), MATRIX)
-def test_whole_matrix(dtypes, shape, block_size, window, soft_cap, partitioned) -> None:
+@pytest.mark.parametrize(("dtypes", "shape", "block_size", "hidden"), MATRIX)
+def test_whole_matrix(
+    dtypes: tuple[torch.dtype, torch.dtype],
+    shape: tuple[int, int],
+    block_size: int,
+    hidden: tuple[int | None, float | None],
+) -> None:
     scales = (0.02, 0.03) if dtypes[1] == FP8 else None
-    geometry = Geometry(
-        shape[0], 1, shape[1], block_size, dtypes[0], dtypes[1], window, soft_cap, qk_norm=True, scales=scales
-    )
+    geometry = Geometry(shape[0], 1, shape[1], block_size, *dtypes, *hidden, qk_norm=True, scales=scales)
+    partitioned = MATRIX.index((dtypes, shape, block_size, hidden)) % 2 == 0
     assert_matches_oracle(geometry, partitioned)

@@ -1,0 +1,170 @@
+"""What the compiler makes of the kernels for sm_90 and sm_80: the properties that their speed rests on."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+
+from kernels.api import KVCacheSpec
+from kernels.triton import TritonBackend
+from kernels.triton.layer import DeviceShape
+from tools import kernel_table
+from tools.dry_compile import SHARED_MEMORY, Report, dry_run
+from tools.kernel_table import BYTES_PER_CYCLE, Shape, attention_kernels
+
+BF16, FP16, FP32, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
+# Asynchronous copies of 16 bytes past the first cache, sm_80's with a hint to the second.
+ASYNC_128 = r"LDGSTS\.E\.BYPASS(\.LTC128B)?\.128"
+# The most of memory time that issuing instructions may take: the rest hides latencies.
+MOST_ISSUE = {BF16: 0.35, FP16: 0.35, FP8: 0.8}
+DECODE = [
+    Shape(90),
+    Shape(90, cache_dtype=FP8),
+    Shape(90, invariant=True),
+    Shape(80),
+]
+PREFILL = [
+    Shape(90, prefill=True),
+    Shape(90, prefill=True, invariant=True),
+    Shape(80, prefill=True),
+]
+SIZES = list(product((64, 80, 128, 256), (16, 64)))
+ALL = [
+    shape
+    for head_dim, block_size in SIZES
+    for prefill in (False, True)
+    for shape in (
+        Shape(90, head_dim, BF16, BF16, block_size, prefill=prefill),
+        Shape(90, head_dim, BF16, FP8, block_size, prefill=prefill),
+        Shape(90, head_dim, FP16, FP16, block_size, prefill=prefill),
+        Shape(90, head_dim, block_size=block_size, prefill=prefill, invariant=True),
+        Shape(90, head_dim, block_size=block_size, prefill=prefill, window=1000, soft_cap=50.0),
+        Shape(80, head_dim, block_size=block_size, prefill=prefill),
+        Shape(80, head_dim, block_size=block_size, prefill=prefill, invariant=True),
+    )
+    if head_dim <= 128 or shape.capability >= 90 or not shape.invariant
+]
+
+
+def floating_point(loop: list[str]) -> tuple[int, ...]:
+    """How many fused, multiplying, adding and exponential instructions a loop has."""
+    return tuple(sum(name in line for line in loop) for name in ("FFMA", "FMUL", "FADD", "MUFU.EX2"))
+
+
+def assert_no_spills(reports: dict[str, Report], capability: int) -> None:
+    for report in reports.values():
+        assert report.stack_bytes == 0, f"{report.name} spills: {report.registers} registers"
+        assert report.shared_bytes <= SHARED_MEMORY[capability]
+
+
+def assert_decode_streams(shape: Shape) -> None:
+    reports = attention_kernels(shape)
+    assert_no_spills(reports, shape.capability)
+    decode = reports["_decode_partitions"]
+    buffers = decode.matrix_buffers()
+    assert len(buffers) >= 1
+    assert min(depth for depth, _, _ in buffers) >= 2, "keys and values of the next tile must be in flight"
+    assert decode.count(ASYNC_128) >= 8
+    # The compiler lays fp8 values out for their conversion in pieces of 8 bytes.
+    narrower = r"LDGSTS\.E\.64" if shape.cache_dtype == FP8 else "none"
+    assert decode.count("LDGSTS") == decode.count(ASYNC_128) + decode.count(narrower)
+    issue = decode.issue_share(shape.loop_bytes, BYTES_PER_CYCLE)
+    most = MOST_ISSUE[shape.cache_dtype]
+    # An invariant tile has four times the rows, a cap three times the exponentials; small or padded heads fetch less.
+    if shape.invariant or shape.soft_cap is not None or shape.head_dim < 128:
+        most = 1.0 if shape.cache_dtype != FP8 else 1.6
+    assert issue <= most, f"{issue:.2f} of the time to fetch"
+
+
+def assert_prefill_multiplies(shape: Shape) -> None:
+    reports = attention_kernels(shape)
+    assert_no_spills(reports, shape.capability)
+    prefill = reports["_prefill"]
+    assert prefill.count("HGMMA") > 0 if shape.capability >= 90 else prefill.count("HMMA") > 0
+    assert prefill.count(ASYNC_128) >= 4
+    # Tiles with a mask and without: one arithmetic.
+    assert len({floating_point(loop) for loop in prefill.product_loops}) == 1
+    assert len(prefill.product_loops) == (1 if shape.invariant else 2 if shape.window is None else 3)
+
+
+@pytest.mark.parametrize("shape", DECODE, ids=kernel_table.describe)
+def test_decode_keeps_two_tiles_in_flight(shape: Shape) -> None:
+    assert_decode_streams(shape)
+
+
+@pytest.mark.parametrize("shape", PREFILL, ids=kernel_table.describe)
+def test_prefill_feeds_the_matrix_units(shape: Shape) -> None:
+    assert_prefill_multiplies(shape)
+
+
+def assert_one_arithmetic(capability: int, head_dim: int) -> None:
+    """Decode and prefill of the invariant mode: the same matrix instruction, warps along rows, tile and operations."""
+    decode = attention_kernels(Shape(capability, head_dim, invariant=True))["_decode_partitions"]
+    prefill = attention_kernels(Shape(capability, head_dim, invariant=True, prefill=True))["_prefill"]
+    for report in (decode, prefill):
+        assert {warps.split(", ")[1] for warps, _ in report.matrix_layouts()} == {"1"}
+    # A part of the output has fewer columns; the scores' product is the same, and so is the exponentials' number.
+    assert {shape for _, shape in prefill.matrix_layouts()} & {shape for _, shape in decode.matrix_layouts()}
+    pairs = [[floating_point(loop) for loop in report.product_loops] for report in (decode, prefill)]
+    assert [len(loops) for loops in pairs] == [1, 1]
+    (fused, _, added, exponentials), (fused_too, _, added_too, exponentials_too) = pairs[0][0], pairs[1][0]
+    assert (fused, added, exponentials) == (fused_too, added_too, exponentials_too)
+
+
+def test_invariant_decode_and_prefill_have_one_arithmetic() -> None:
+    assert_one_arithmetic(90, 128)
+
+
+@pytest.mark.parametrize("capability", [90, 80])
+def test_dense_kernels_do_not_spill(capability: int) -> None:
+    backend = TritonBackend(torch.device("cpu"), batch_invariant=True, shape=DeviceShape(capability, 132))
+    x, weight = torch.zeros(4, 4096, dtype=BF16), torch.zeros(4096, 4096, dtype=BF16)
+    many = torch.zeros(512, 4096, dtype=BF16)
+    packed = backend.pack_linear(weight, None)
+    cache = backend.allocate_kv_cache(KVCacheSpec(2, 4, 16, 8, 128, BF16))
+    with dry_run(capability) as compiled:
+        backend.linear(x, packed)
+        backend.linear(many, packed)
+        backend.add_rms_norm(x, x.clone(), weight[0], 1e-5)
+        backend.silu_mul(x)
+        backend.gelu_mul(x)
+        backend.soft_cap(x, 30.0)
+        backend.copy_blocks(cache, [0, 1], cache, [2, 3])
+    reports = [Report(kernel) for kernel in compiled]
+    assert [report.name for report in reports] == [
+        "_matmul", "_matmul", "_rms_norm", "_gated", "_gated", "_soft_cap", "_copy_blocks",
+    ]  # fmt: skip
+    for report in reports:
+        assert_no_spills({report.name: report}, capability)
+    for report in reports[:2]:
+        assert report.count(ASYNC_128) >= 8
+        assert min(depth for depth, _, _ in report.matrix_buffers()) >= 2
+        assert (report.count("HGMMA") > 0) == (capability >= 90)
+
+
+@pytest.mark.parametrize("prefill", [False, True])
+def test_fp32_stays_in_registers(prefill: bool) -> None:
+    assert_no_spills(attention_kernels(Shape(90, dtype=FP32, cache_dtype=FP32, prefill=prefill)), 90)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ALL, ids=str)
+def test_every_configuration(shape: Shape) -> None:
+    if shape.prefill:
+        assert_prefill_multiplies(shape)
+    else:
+        assert_decode_streams(shape)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("capability", "head_dim"), [(90, 64), (90, 80), (90, 96), (90, 256), (80, 64), (80, 128)])
+def test_one_arithmetic_everywhere(capability: int, head_dim: int) -> None:
+    assert_one_arithmetic(capability, head_dim)
+
+
+@pytest.mark.slow
+def test_the_table_in_the_documentation_is_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["kernel_table", "--check"])
+    assert kernel_table.main() == 0
