@@ -29,7 +29,7 @@ from router.prompting import BuiltPrompt, build_prompts
 from router.ranking import likeliest
 from router.readiness import ListedModel, Readiness, judge, summarize
 from router.requests import ChatPrompt, CompletionPrompt, Event, GenerationRequest, RequestOptions, clean_request_id
-from router.sampling import ModelLimits, check_sampling
+from router.sampling import ModelLimits, SamplingParams, check_sampling
 from router.streams.scheduler_client import SchedulerClient, SchedulerState
 from router.streams.sequence import SequenceDriver
 from router.streams.token_inlet import StreamKeys, TokenInlet
@@ -137,39 +137,33 @@ class FrontDoor:
     async def prepare(self, request: GenerationRequest) -> list[Prepared]:
         """Check everything, before anything runs. Raises RouterError; one bad prompt refuses them all."""
         arrived_at = self.metrics.clock()
-        request = self.catalogue.route(self._admission.admit(request))
+        self.catalogue.model_of(request.options.model)  # an unknown name costs nobody a part of their rate
+        request = self._admission.admit(request)
+        request = self.catalogue.route(request, lambda model: not self._why_not(model))
         text, served = self._require_ready(request.options.model)
-        info = served.info
-        options = self._check_options(request.options)
+        request = replace(request, options=self._check_options(request.options))
 
         def build() -> list[BuiltPrompt]:
+            info = served.info
             return build_prompts(request, text, vocab_size=info.vocab_size, max_model_len=info.max_model_len)
 
         prompts = await self.in_thread(build)
-        if not info.end_token_ids:
+        if not served.info.end_token_ids:
             for grammar_spec in (built.grammar for built in prompts if built.grammar is not None):
                 raise InvalidRequest(
                     grammar_spec.field,
                     f"{grammar_spec.field}: the model has no end token, so nothing could end the answer",
                 )
         grammars = [None if built.grammar is None else await self._grammars.check(built.grammar) for built in prompts]
-        limits = ModelLimits(info.vocab_size, info.max_model_len, served.max_cached_tokens or None)
         drawn_seed = self._seeds.getrandbits(63)
         internal_id = secrets.token_hex(12)
         return [
             Prepared(
                 internal_id=internal_id if len(prompts) == 1 else f"{internal_id}-{position}",
                 prompt_ids=built.prompt.token_ids,
-                params=check_sampling(
-                    request.sampling,
-                    limits,
-                    text.defaults,
-                    prompt_tokens=len(built.prompt.token_ids),
-                    is_chat=isinstance(request.prompt, ChatPrompt),
-                    drawn_seed=drawn_seed,
-                ),
-                options=options,
-                end_token_ids=tuple(info.end_token_ids),
+                params=_params(request, text, served, len(built.prompt.token_ids), drawn_seed),
+                options=request.options,
+                end_token_ids=tuple(served.info.end_token_ids),
                 arrived_at=arrived_at,
                 traceparent=INCOMING.get(),
                 prompt_text=built.prompt.text if request.sampling.echo else None,
@@ -271,3 +265,21 @@ class FrontDoor:
     def _tell_drivers(self, state: SchedulerState) -> None:
         for driver in tuple(self._drivers):
             driver.availability(state)
+
+
+def _params(
+    request: GenerationRequest,
+    text: ModelText,
+    served: scheduler_pb2.ServedModel,
+    num_prompt_tokens: int,
+    drawn_seed: int,
+) -> SamplingParams:
+    limits = ModelLimits(served.info.vocab_size, served.info.max_model_len, served.max_cached_tokens or None)
+    return check_sampling(
+        request.sampling,
+        limits,
+        text.defaults,
+        prompt_tokens=num_prompt_tokens,
+        is_chat=isinstance(request.prompt, ChatPrompt),
+        drawn_seed=drawn_seed,
+    )

@@ -29,9 +29,10 @@ class Alias:
     weights: Mapping[str, float]
     sticky: Sticky = "conversation"
 
-    def pick(self, key: str) -> str:
-        """The model for this key."""
-        return max(sorted(self.weights), key=lambda model: self._score(model, key))
+    def pick(self, key: str, among: frozenset[str] = frozenset()) -> str:
+        """The model for this key, of those in `among`, where the alias has any of them: others' keys stay with them."""
+        models = sorted(self.weights.keys() & among) or sorted(self.weights)
+        return max(models, key=lambda model: self._score(model, key))
 
     @property
     def heaviest(self) -> str:

@@ -6,7 +6,7 @@ what workers serve.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from router.errors import NotFound, show_value
@@ -55,11 +55,15 @@ class Catalogue:
         known = ", ".join((*self.names, *sorted(self.aliases)))
         raise NotFound("model", f"model {show_value(name)} is not served here; served: {known}")
 
-    def route(self, request: GenerationRequest) -> GenerationRequest:
-        """The request with a model's own name in place of an alias. Raises NotFound."""
+    def route(self, request: GenerationRequest, is_ready: Callable[[str], bool]) -> GenerationRequest:
+        """The request with a model's own name in place of an alias. Raises NotFound.
+
+        A model that is not ready loses its requests to the others behind the alias, while there is one that is.
+        """
         name = request.options.model
         if alias := self.aliases.get(name):
-            model = alias.pick(sticky_key(alias.sticky, request.options.tenant, request))
+            ready = frozenset(filter(is_ready, alias.weights))
+            model = alias.pick(sticky_key(alias.sticky, request.options.tenant, request), ready)
         else:
             model = self.model_of(name)
         return replace(request, options=replace(request.options, model=model))

@@ -27,6 +27,8 @@ def test_a_change_of_weights_moves_keys_one_way_only() -> None:
     assert 0.10 < moved["big", "new"] / len(KEYS) < 0.20
     assert Alias("a", {"big": 1.0}).pick("x") == "big"
     assert before.heaviest == "big"
+    assert {before.pick(key, frozenset({"new"})) for key in KEYS} == {"new"}
+    assert before.pick("x", frozenset({"gone"})) == before.pick("x")
 
 
 def request(prompt: object = None, messages: object = None, user: str = "") -> GenerationRequest:

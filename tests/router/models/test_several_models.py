@@ -80,6 +80,8 @@ async def test_an_alias_keeps_a_user_with_one_model(tmp_path: Path, coder_dir: P
     file = write_models(tmp_path / "models.toml", coder_dir)
     async with stack(write_text_model(tmp_path / "first"), models=str(file)) as made:
         made.say("ok")
+        early = {(await ask(made, model="chat", user=str(user)))["model"] for user in range(12)}
+        assert early == {MODEL}, "what no worker offers yet gets no requests"
         await offer(made, ("coder", coder_dir))
         by_user = {user: (await ask(made, model="chat", user=user))["model"] for user in map(str, range(12))}
         assert set(by_user.values()) == {MODEL, "coder"}
