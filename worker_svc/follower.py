@@ -53,7 +53,7 @@ def follow(config: WorkerConfig, place: RankPlace) -> NoReturn:
         meeting = Rendezvous(place, config.rendezvous_timeout, None)
         receiver = _reach_first_rank(meeting, place, config.rendezvous_timeout)
     try:
-        ranks = Membership(meeting.group(torch.device("cpu")), place.num_local_ranks)
+        ranks = Membership(meeting.group(torch.device("cpu"), is_ordered=True), place.num_local_ranks)
         loaded = load(config, phases, ranks)
         gc.freeze()
         gc.enable()

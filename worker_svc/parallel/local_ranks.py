@@ -54,7 +54,8 @@ class LocalRanks:
         if child.returncode is None:
             return "has closed its connection"
         if child.returncode < 0:
-            return f"was killed by {signal.Signals(-child.returncode).name}"
+            name = signal.Signals(-child.returncode).name
+            return f"was killed by {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")
         return f"has ended with exit status {child.returncode}"
 
     def end(self) -> None:

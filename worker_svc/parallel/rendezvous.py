@@ -70,8 +70,8 @@ class Rendezvous:
             ) from error
         return (self._place.master_address, said["port"]), bytes.fromhex(said["secret"])
 
-    def group(self, device: torch.device) -> TorchGroup:
-        """The process group of all ranks: NCCL between GPUs, gloo between CPUs, there with ordered sums."""
+    def group(self, device: torch.device, *, is_ordered: bool) -> TorchGroup:
+        """The process group of all ranks, NCCL between GPUs and gloo between CPUs; see TorchGroup for `is_ordered`."""
         if is_loopback(self._place.master_address):
             # Else gloo looks the host's name up, and listens wherever that leads.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback_interface())
@@ -84,7 +84,7 @@ class Rendezvous:
         )
         world = dist.group.WORLD
         assert world is not None
-        return TorchGroup(world, device, is_ordered=device.type == "cpu")
+        return TorchGroup(world, device, is_ordered=is_ordered)
 
 
 def _loopback_interface() -> str:

@@ -105,7 +105,7 @@ class LedReplica:
 
             sender.accept_all(self._timeout_s, check)
             advance(sender.num_arrived)
-            return Membership(meeting.group(torch.device("cpu")), self._place.num_local_ranks)
+            return Membership(meeting.group(torch.device("cpu"), is_ordered=True), self._place.num_local_ranks)
 
     def leading(self, runner: StepRunner) -> StepRunner:
         assert self._sender is not None, "the ranks have not met"

@@ -25,7 +25,7 @@ def input_of(rank: int, dtype: torch.dtype) -> torch.Tensor:
 def main() -> None:
     place = launched_place(os.environ, 1)
     assert place is not None
-    group = Rendezvous(place, 60.0, None).group(torch.device("cpu"))
+    group = Rendezvous(place, 60.0, None).group(torch.device("cpu"), is_ordered=True)
     found: dict[str, object] = {}
     for dtype in (torch.float32, torch.bfloat16):
         own = input_of(place.rank, dtype)
