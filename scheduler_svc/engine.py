@@ -11,7 +11,8 @@ import asyncio
 import itertools
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from octavo.internal.v1 import scheduler_pb2 as pb
 from octavo.internal.v1 import worker_pb2 as worker_pb
@@ -19,7 +20,8 @@ from scheduler_svc import wire
 from scheduler_svc.core import laws
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.types import Ended, Event, Finished, Preempted, Request
+from scheduler_svc.core.types import Ended, Event, Finished, Preempted
+from scheduler_svc.losses import Losses
 from scheduler_svc.observers import Observer
 from scheduler_svc.parties import Call, Replica, Router, UnknownRouter
 from scheduler_svc.recorder import Recorder
@@ -55,6 +57,7 @@ class Engine:
         """What routers are told."""
         self._calls: dict[int, Call] = {}
         self._ended_names: OrderedDict[int, str] = OrderedDict()
+        self._losses = Losses()
         self._due: dict[int, None] = {}
 
     @property
@@ -126,9 +129,20 @@ class Engine:
             raise UnknownRouter(f"router_id {message.router_id} is not registered; open Watch and use the id it gives")
         self.served.check(message)
         sequence_id = next(self._ids)
-        request: Request = wire.request_from_wire(message, sequence_id)
+        request = wire.request_from_wire(message, sequence_id)
+        if request.crash_group_sizes:
+            crashes = self._losses.crashes(request.stream_key, request.crash_group_sizes)
+            request = replace(request, crash_group_sizes=crashes)
         num_tokens = len(message.prompt_token_ids) + len(message.prior_token_ids)
-        call = Call(sequence_id, message.router_id, message.request_id, message.model, num_tokens, traceparent)
+        call = Call(
+            sequence_id,
+            message.router_id,
+            message.request_id,
+            message.model,
+            num_tokens,
+            traceparent,
+            message.stream_key,
+        )
         self._calls[sequence_id] = call
         try:
             events = self._core.submit(request, self._clock())
@@ -156,6 +170,7 @@ class Engine:
         spec = wire.replica_from_wire(hello, replica.replica_id)
         events = self._core.attach(spec, self._clock())
         self._replicas[replica.replica_id] = replica
+        self._losses.note_attached(hello.process)
         for router in self._routers.values():
             replica.outbox.put_nowait(pb.AttachResponse(router_endpoint=router.endpoint))
         sizes = (hello.num_device_blocks, hello.block_size, hello.num_slots, hello.max_step_tokens)
@@ -173,6 +188,7 @@ class Engine:
         if self._observers:
             self._show_last_words(replica)
         events = self._core.detach(replica.replica_id, self._clock())
+        self._losses.note_lost(replica.hello.process, self._in_flight(events))
         self._note_attached(replica)
         self.settle(events, replica)
 
@@ -274,6 +290,14 @@ class Engine:
             if statistics.replica_id == replica.replica_id:
                 for observer in self._observers:
                     observer.leaving(statistics)
+
+    def _in_flight(self, events: Iterable[Event]) -> Iterator[tuple[int, int]]:
+        """Stream keys of those that a replica was lost under, with the rows that were in flight."""
+        for event in events:
+            call = self._calls.get(event.sequence_id)
+            lost = event.replica_lost if isinstance(event, Ended) else None
+            if call is not None and lost is not None and lost.rows_in_step:
+                yield call.stream_key, lost.rows_in_step
 
     def _forget_call(self, sequence_id: int) -> Call | None:
         call = self._calls.pop(sequence_id, None)

@@ -67,4 +67,5 @@ class Call:
     """Prompt and prior tokens."""
     traceparent: str = ""
     """The span that the attempt belongs to; empty where it is not traced."""
+    stream_key: int = 0
     events: asyncio.Queue[pb.GenerateResponse | EndStatus] = field(default_factory=asyncio.Queue)

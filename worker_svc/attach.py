@@ -128,6 +128,7 @@ class SchedulerLink:
         """Without `credentials` the channel is plain."""
         self._address = address
         self._inbox = inbox
+        self._process = secrets.randbits(64) or 1  # 0 is none
         if credentials is None:
             self._channel = grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
         else:
@@ -212,11 +213,10 @@ class SchedulerLink:
             return num_responses, _reason(error)
         return num_responses, "the scheduler ended the call"
 
-    @staticmethod
-    def _greet(call: AttachCall, hello: worker_pb2.Hello) -> None:
+    def _greet(self, call: AttachCall, hello: worker_pb2.Hello) -> None:
         own = worker_pb2.Hello()
         own.CopyFrom(hello)
-        own.incarnation = call.incarnation
+        own.incarnation, own.process = call.incarnation, self._process
         call.say(scheduler_pb2.AttachRequest(hello=own))
 
 

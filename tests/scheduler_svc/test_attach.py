@@ -213,3 +213,31 @@ def test_a_group_is_one_for_the_queue_and_each_member_has_its_own_slot() -> None
                 await worker.answer(plan, *[(9, LENGTH)] * len(plan.row_slots))
 
     run(test)
+
+
+@pytest.mark.parametrize(
+    ("processes", "expected"),
+    [
+        ((7, 7, 7), grpc.StatusCode.ABORTED),
+        ((7, 8, 9), grpc.StatusCode.INTERNAL),
+        ((7, 8, 8), grpc.StatusCode.ABORTED),
+        ((0, 0, 0), grpc.StatusCode.INTERNAL),
+    ],
+)
+def test_who_loses_its_connection_twice_did_not_crash(processes: tuple[int, ...], expected: grpc.StatusCode) -> None:
+    async def test() -> None:
+        async with scheduler() as shell:
+            router, crashes = await watching(shell), list[int]()
+            for attempt, process in enumerate(processes, 1):
+                worker = await attaching(shell, hello(incarnation=attempt, process=process))
+                call = router.generate(attempt=attempt, crash_group_sizes=crashes)
+                if len(crashes) == 2 and expected is grpc.StatusCode.INTERNAL:
+                    break
+                await worker.plan()
+                worker.call.cancel()
+                assert (await end_of(call))[0] is grpc.StatusCode.ABORTED
+                await shell.until(lambda found: not found)
+                crashes.append(1)
+            assert (await end_of(call))[0] is expected
+
+    run(test)

@@ -52,6 +52,7 @@ class SimulatedWorker:
         self.numeric_errors: set[int] = set()
         """Streams whose next sample fails."""
         self.call: Call | None = None
+        self._process = network.rng.getrandbits(64)
         self._prompts: dict[int, Admission] = {}
 
     @property
@@ -152,6 +153,7 @@ class SimulatedWorker:
         )
         return worker_pb2.Hello(
             incarnation=incarnation,
+            process=self._process,
             model=model,
             block_size=spec.block_size,
             num_device_blocks=spec.num_device_blocks,

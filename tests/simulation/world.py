@@ -251,7 +251,9 @@ class World:
             return
         if not isinstance(end, Failed):
             return
-        may_crash_alone = {Misfortune.WORKER_DIES, Misfortune.WORKER_LEAVES, Misfortune.ATTACH_BREAKS}
+        may_crash_alone = {Misfortune.WORKER_DIES, Misfortune.WORKER_LEAVES}
+        if Misfortune.SCHEDULER_DIES in scenario.misfortunes:  # which forgets whose process came back
+            may_crash_alone.add(Misfortune.ATTACH_BREAKS)
         excuses = {
             "the prompt is too long": wanted.is_too_long and end.kind is ErrorKind.INVALID_ARGUMENT,
             "its numbers failed": wanted.fails_numerically and "NaN or infinity" in end.message,
