@@ -152,10 +152,16 @@ def _write_once(stream: DeltaStream) -> int:
 
 
 def _write(stream: DeltaStream, out: IO[str]) -> str | None:
-    """Write an answer as it comes; the whole text, or None when Ctrl-C cancelled it."""
-    text = ""
+    """Write an answer as it comes; the whole text, or None when Ctrl-C cancelled it. Thinking goes to standard error."""
+    text, thinks = "", False
     try:
         for delta in stream:
+            if delta.reasoning:
+                thinks = True
+                print(delta.reasoning, end="", file=sys.stderr, flush=True)
+            if thinks and delta.text:
+                thinks = False
+                _say("")
             text += delta.text
             out.write(delta.text)
             out.flush()

@@ -11,6 +11,7 @@ import pytest
 
 from octavo import chat
 from tests.fakes.router_stack import TURN, Stack, in_loop, stack
+from tests.router.chat_models import write_thinking_model
 
 
 def run(name: str, *words: str) -> int:
@@ -101,3 +102,13 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(capsys: pytest.CaptureFixture[
     assert chat._write(stream, io.StringIO()) is None  # type: ignore[arg-type]
     assert stream.cancelled
     assert "stopped" in capsys.readouterr().err
+
+
+@in_loop
+async def test_thinking_is_shown_beside_the_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async with stack(write_thinking_model(tmp_path)) as made:
+        made.say("hm, hm</think>yes")
+        assert await asyncio.to_thread(run, "chat", "--server", made.grpc_address, "--message", "ok?") == 0
+    shown = capsys.readouterr()
+    assert shown.out == "yes\n"
+    assert "hm, hm\n" in shown.err
