@@ -1,7 +1,8 @@
 """A bounded ring of records, in segments that each begin with the core's state, so that what is left can be replayed.
 
 Knows records as bytes. The oldest segment is forgotten first, whole. A state is taken where a segment begins, between
-two inputs; one that would take too much of the ring is not kept, and what begins there cannot be replayed.
+two inputs; one that would take too much of the ring is not kept, and what begins there cannot be replayed. Then it is
+tried ever more seldom, for it takes time too.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ _RECORDS_PART = 4
 """A segment's records take this part of the ring, ..."""
 _STATE_PART = 2
 """... and its state no more than this."""
+_MOST_SKIPPED = 64
+"""After states that took too much, so many segments at most begin without one."""
 _WISE_PART = 8
 """A state that takes less leaves most of the ring to records."""
 
@@ -48,6 +51,9 @@ class Ring:
         self._capture = capture
         self._segments = deque([Segment(0, 0, None)])
         self._num_bytes = 0
+        self._defect = ""
+        self._num_to_skip = 0
+        self._next_skip = 1
 
     @property
     def oldest(self) -> Segment:
@@ -82,17 +88,26 @@ class Ring:
         self._num_bytes = self._segments[0].num_bytes
 
     def _begin_segment(self, decisions: int) -> None:
-        state: CoreState | None = self._capture()
-        num_bytes, defect = state.num_bytes if state is not None else 0, ""
-        if num_bytes * _STATE_PART > self._max_bytes:
-            state = None
-            defect = (
-                f"the ring has forgotten its beginning, and the core's state of about {num_bytes} bytes takes more "
-                f"than half of the ring's {self._max_bytes}; use a larger --flight-recorder-size, such as "
-                f"{_WISE_PART * num_bytes}"
-            )
-        self._segments.append(Segment(self.num_noted, decisions, state, defect))
+        state = self._tried_state()
+        self._segments.append(Segment(self.num_noted, decisions, state, self._defect if state is None else ""))
         self._add(self._segments[-1], state.num_bytes if state is not None else 0)
+
+    def _tried_state(self) -> CoreState | None:
+        """The core's state, unless it takes too much; then not for the next segments either."""
+        if self._num_to_skip:
+            self._num_to_skip -= 1
+            return None
+        state = self._capture()
+        if state.num_bytes * _STATE_PART <= self._max_bytes:
+            self._next_skip = 1
+            return state
+        self._num_to_skip, self._next_skip = self._next_skip, min(2 * self._next_skip, _MOST_SKIPPED)
+        self._defect = (
+            f"the ring has forgotten its beginning, and the core's state of about {state.num_bytes} bytes takes more "
+            f"than half of the ring's {self._max_bytes}; use a larger --flight-recorder-size, such as "
+            f"{_WISE_PART * state.num_bytes}"
+        )
+        return None
 
     def _add(self, segment: Segment, num_bytes: int) -> Segment:
         segment.num_bytes += num_bytes

@@ -9,11 +9,13 @@ tenants, groups and blocks are replaced when the state is written. Reads data al
 from __future__ import annotations
 
 import enum
+import gc
 import json
 from array import array
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
@@ -102,7 +104,13 @@ class CoreState:
 def capture(core: Scheduler) -> CoreState:
     """The state at this moment, in which nothing changes any more."""
     capturing = _Capture()
-    capturing.value(core, False)
+    was_collecting = gc.isenabled()
+    gc.disable()  # nothing here is garbage, and looking for some would take as long again
+    try:
+        capturing.value(core, False)
+    finally:
+        if was_collecting:
+            gc.enable()
     return capturing.state
 
 
@@ -110,7 +118,7 @@ class _Capture:
     def __init__(self) -> None:
         self.state = CoreState()
         self._known: dict[int, tuple[_Ref, object]] = {}  # with the object, so that its id is not used again
-        self._getters: dict[type[Any], attrgetter[Any]] = {}
+        self._getters: dict[type[Any], tuple[type[Any], attrgetter[Any]]] = {}  # type -> its class, its fields
 
     def value(self, value: Any, has_names: bool) -> Any:
         """The value itself if it is an atom, else a reference to its node."""
@@ -122,7 +130,9 @@ class _Capture:
         node, ref = _Node("", ()), _Ref(len(self.state.nodes))
         self.state.nodes.append(node)
         self._known[id(value)] = (ref, value)
-        if type(value).__name__ in _CONTAINERS:
+        if type(value) in self._getters:
+            self._capture_object(node, value)
+        elif type(value).__name__ in _CONTAINERS:
             self._capture_container(node, value, has_names)
         else:
             self._capture_other(node, value)
@@ -131,7 +141,7 @@ class _Capture:
 
     def _capture_container(self, node: _Node, value: Any, has_names: bool) -> None:
         node.kind, node.has_names = type(value).__name__, has_names
-        items = [item for pair in value.items() for item in pair] if isinstance(value, Mapping) else list(value)
+        items = list(chain.from_iterable(value.items()) if isinstance(value, dict) else value)
         is_flat = _ATOMS.issuperset(map(type, items))
         node.items = items if is_flat else [self.value(item, has_names) for item in items]
 
@@ -151,20 +161,23 @@ class _Capture:
                 self._capture_object(node, value)
 
     def _capture_object(self, node: _Node, value: Any) -> None:
-        kind = next((each for each in type(value).__mro__ if _CLASSES.get(each.__name__) is each), None)
-        if kind is None:
-            raise TypeError(f"{type(value).__name__} is no part of the core's state that this module knows")
-        names = self.state.fields.setdefault(kind.__name__, _field_names(kind, value))
-        getter = self._getters.get(kind)
-        if getter is None:
-            getter = self._getters[kind] = attrgetter(*names)
-        values = getter(value) if len(names) > 1 else (getter(value),)
-        node.kind = kind.__name__
+        kind, getter = self._getters.get(type(value)) or self._add_class(value)
+        node.kind, values = kind.__name__, getter(value)
         if kind in _WITH_NAMES:
-            own = zip(names, values, strict=True)
+            own = zip(self.state.fields[kind.__name__], values, strict=True)
             node.items = [self.value(each, name not in _WITH_MODELS) for name, each in own]
         else:
             node.items = [each if type(each) in _ATOMS else self.value(each, False) for each in values]
+
+    def _add_class(self, value: Any) -> tuple[type[Any], attrgetter[Any]]:
+        kind = next((each for each in type(value).__mro__ if _CLASSES.get(each.__name__) is each), None)
+        if kind is None:
+            raise TypeError(f"{type(value).__name__} is no part of the core's state that this module knows")
+        names = self.state.fields[kind.__name__] = _field_names(kind, value)
+        if len(names) < 2:
+            raise TypeError(f"{kind.__name__} has {len(names)} fields; attrgetter gives a tuple of two and more alone")
+        found = self._getters[type(value)] = (kind, attrgetter(*names))
+        return found
 
 
 def _field_names(kind: type[Any], value: Any) -> tuple[str, ...]:
@@ -269,7 +282,7 @@ class _Reading:
 
 def _name_blocks(sequence: Sequence) -> None:
     """Lets the chains of a sequence go on with the names that its request brings."""
-    chain, names = sequence.chain, sequence.request.block_names or {}
-    while chain is not None:
-        chain.known = names.get((chain.fingerprint, chain.block_size), ())
-        chain = chain.other
+    digests, names = sequence.chain, sequence.request.block_names or {}
+    while digests is not None:
+        digests.known = names.get((digests.fingerprint, digests.block_size), ())
+        digests = digests.other
