@@ -152,7 +152,7 @@ def _write_once(stream: DeltaStream) -> int:
 
 
 def _write(stream: DeltaStream, out: IO[str]) -> str | None:
-    """Write an answer as it comes; the whole text, or None when Ctrl-C cancelled it. Thinking goes to standard error."""
+    """Write an answer as it comes; all of it, or None when Ctrl-C cancelled it. Thinking goes to standard error."""
     text, thinks = "", False
     try:
         for delta in stream:
