@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from octavo import common_options
 from octavo.options import DEFAULT_MODEL, LOG_LEVELS, Limits, OptionError, argument, check_values, option
 from router.access.options import AccessOptions
+from router.browser.options import BrowserOptions
 from router.replies.formats import TOOL_CALL_PARSERS
 from router.replies.reasoning import REASONING_PARSERS
 from router.structured.checker import DEFAULT_TIMEOUT_S
@@ -15,7 +16,7 @@ _PORT = Limits(0, 65535)
 
 
 @dataclass(frozen=True)
-class RouterConfig(AccessOptions):
+class RouterConfig(AccessOptions, BrowserOptions):
     """One router process: where it listens, which model's text it speaks, which scheduler it asks."""
 
     model: str = argument(
@@ -86,6 +87,7 @@ class RouterConfig(AccessOptions):
     def __post_init__(self) -> None:
         check_values(self)
         self.check_access()
+        self.check_browser()
         if self.http_port == self.grpc_port != 0:
             raise OptionError(
                 "--grpc-port", self.grpc_port, "is --http-port too", "Give each its own, or 0 for a free one"

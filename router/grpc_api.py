@@ -55,11 +55,11 @@ _Unary = TypeVar("_Unary", bound=UnaryResponse)
 
 
 def make_server(
-    front: FrontDoor, max_message_bytes: int, gate: Gate | None = None
+    servicer: InferenceServicer, max_message_bytes: int, gate: Gate | None = None
 ) -> tuple[grpc.aio.Server, HealthServicer]:
     """A server with all services, not started, and its health."""
     server = grpc.aio.server(
-        interceptors=[GrpcGate(gate or Gate(), _abort)],
+        interceptors=[GrpcGate(gate or Gate(), abort)],
         options=[
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", -1),
@@ -70,7 +70,7 @@ def make_server(
             ("grpc.so_reuseport", 0),
         ],
     )
-    pb_grpc.add_InferenceServiceServicer_to_server(InferenceServicer(front), server)
+    pb_grpc.add_InferenceServiceServicer_to_server(servicer, server)
     health = HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     reflection.enable_server_reflection(
@@ -193,17 +193,18 @@ async def _statuses(context: Context, metrics: RouterMetrics) -> AsyncIterator[N
         yield
     except RouterError as error:
         metrics.refused(error)
-        await _abort(context, error)
+        await abort(context, error)
     except (asyncio.CancelledError, grpc.aio.AbortError):
         raise
     except Exception:
         _LOG.exception("a call failed unexpectedly")
         defect = InternalError("internal error")
         metrics.refused(defect)
-        await _abort(context, defect)
+        await abort(context, defect)
 
 
-async def _abort(context: Context, error: RouterError) -> None:
+async def abort(context: Context, error: RouterError) -> None:
+    """End the call with the error's status and details."""
     codes = error.codes
     status = status_pb2.Status(code=codes.grpc_code, message=error.message)
     field = field_of(error)

@@ -27,9 +27,12 @@ from octavo.sources import resolve
 from octavo.tls import internal_channel_credentials
 from octavo.tracing import make_tracer
 from router.access.setup import Access, exposures
+from router.browser.options import open_to_pages
+from router.browser.rpc import write_refusal
+from router.browser.setup import add_browser_doors
 from router.config import RouterConfig
 from router.front import FrontDoor
-from router.grpc_api import make_server, set_health
+from router.grpc_api import InferenceServicer, make_server, set_health
 from router.metrics import RouterMetrics
 from router.metrics_catalogue import DROPPED_MESSAGES, LIVE, READY, SCHEDULER_CONNECTED
 from router.models.watch import ModelsWatch
@@ -134,9 +137,11 @@ class Router:
         )
         self.metrics.set.on_scrape(self._show_state)
         self.front.own_phases = self.phases.snapshot
-        self._grpc, self._health = make_server(self.front, config.max_message_bytes, self.access.gate)
+        servicer = InferenceServicer(self.front)
+        self._grpc, self._health = make_server(servicer, config.max_message_bytes, self.access.gate)
         tls = self.access.tls
-        self.app = make_app(self.front, config.max_message_bytes, self.access.gate)
+        self.app = make_app(self.front, config.max_message_bytes, self.access.gate, write_refusal)
+        add_browser_doors(self.app, servicer, config, config.max_message_bytes)
         self._http = _quiet_server(self.app, None if tls is None else tls.ssl_context)
         self._health_http = None if config.health_port is None else _quiet_server(make_health_app(self.front), None)
         self._serving: bool | None = None
@@ -147,6 +152,8 @@ class Router:
         """Bind, answer, and load. Raises StartError or SourceError."""
         for sentence in exposures(self.config, self.config.host, self.config.token_listen):
             _LOG.warning("open to the network: %s", sentence)
+        for sentence in open_to_pages(self.config, asks_for_keys=self.config.asks_for_keys):
+            _LOG.warning("open to web pages: %s", sentence)
         self._bind_grpc()
         listener = _listen("--http-port", self.config.host, self.config.http_port)
         self.http_port = listener.getsockname()[1]

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from router.access.gate import Gate
-from router.access.http_gate import HttpGate
+from router.access.http_gate import HttpGate, RefusalWriter
 from router.errors import Cancelled, RouterError, Unavailable
 from router.front import FrontDoor
 from router.openai.answers import respond
@@ -41,10 +41,16 @@ from router.readiness import ListedModel
 _LOG = logging.getLogger(__name__)
 
 
-def make_app(front: FrontDoor, max_body_bytes: int, gate: Gate | None = None) -> FastAPI:
-    """The app of one router."""
+def make_app(
+    front: FrontDoor,
+    max_body_bytes: int,
+    gate: Gate | None = None,
+    write_refusal: RefusalWriter = lambda scope, error: None,
+) -> FastAPI:
+    """The app of one router. `write_refusal` words refusals of the gate for what is added beside OpenAI's API."""
     app = FastAPI(title="Octavo", version=version("octavo"), docs_url="/docs", redoc_url=None)
-    app.add_middleware(HttpGate, gate=gate or Gate())  # first, so innermost: around every route, and no more
+    # First, so innermost: around every route, and no more.
+    app.add_middleware(HttpGate, gate=gate or Gate(), write_refusal=write_refusal)
     app.add_middleware(RequestIds)
     _add_error_handlers(app, front)
     _add_status_routes(app, front)

@@ -67,6 +67,15 @@ async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
     return body
 
 
+async def body_pieces(receive: Receive) -> AsyncIterator[bytes]:
+    """What is left of a body, as far as it comes."""
+    more = True
+    while more:
+        message = await receive()
+        more = message["type"] == "http.request" and message.get("more_body", False)
+        yield message.get("body", b"")
+
+
 async def discard(pieces: AsyncIterable[bytes]) -> None:
     """Read on for a bounded while and keep nothing, before a body is refused.
 
@@ -191,6 +200,11 @@ def request_id_of(request: Request, body: Mapping[str, Any]) -> str:
     if isinstance(said, str) and not clean_request_id(request.headers.get(_REQUEST_ID_HEADER, "")):
         shown = request.scope[_SCOPE_KEY] = clean_request_id(said) or shown
     return shown
+
+
+def show_request_id(scope: Scope, shown_id: str) -> None:
+    """Let the response say this request id."""
+    scope[_SCOPE_KEY] = shown_id
 
 
 def name_ignored(request: Request, fields: Sequence[str]) -> None:
