@@ -36,6 +36,8 @@ class BackendInfo:
     batch_invariant: bool
     # Why not, when `batch_invariant` is false.
     invariance_note: str = ""
+    # How matrices are kept, such as "bfloat16", for the log: it changes no bit. Empty: nothing is packed yet.
+    kept_weights: str = ""
 
 
 @dataclass(frozen=True)

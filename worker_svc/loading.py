@@ -272,7 +272,8 @@ def _model_info(
     if notes:
         _LOG.warning("answers may depend on what else runs: %s", "; ".join(notes))
     versions = {name: importlib.metadata.version(name) for name in ("octavo", "torch", "llguidance")}
-    _LOG.info("kernels %s (%s), torch %s", info.name, info.variant, versions["torch"])
+    kept = f", matrices kept in {info.kept_weights}" if info.kept_weights else ""
+    _LOG.info("kernels %s (%s)%s, torch %s", info.name, info.variant, kept, versions["torch"])
     return types_pb2.ModelInfo(
         fingerprint=fingerprint,
         tokenizer_hash=vocabulary.tokenizer_hash,

@@ -50,14 +50,16 @@ class CpuBackend:
         self._variant = variant or runnable_variants()[0]
         self._doubts: dict[str, None] = {}
         self._arena = products.Arena()
+        self._kept_dtypes: set[torch.dtype] = set()
         self.set_num_threads(torch.get_num_threads() if num_threads is None else num_threads)
 
     @property
     def info(self) -> BackendInfo:
-        variant = self._variant
+        variant = f"{self._variant}+panels"
         if self._uses_onednn(torch.bfloat16):
             variant += f"+onednn_bf16_{torch.backends.cpu.get_cpu_capability().lower()}"
-        return BackendInfo("cpu", variant, not self._doubts, "; ".join(self._doubts))
+        kept = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in self._kept_dtypes))
+        return BackendInfo("cpu", variant, not self._doubts, "; ".join(self._doubts), kept)
 
     @property
     def num_threads(self) -> int:
@@ -161,8 +163,11 @@ class CpuBackend:
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
         if not self._uses_onednn(weight.dtype):
-            return products.pack(self._context, weight, bias, self._arena)
+            own = products.pack(self._context, weight, bias, self._arena)
+            self._kept_dtypes.add(own.stored_dtype)
+            return own
         packed, doubt = linears.pack(weight, bias)
+        self._kept_dtypes.add(packed.compute_dtype)
         if doubt:
             self._doubts[doubt] = None
         return packed

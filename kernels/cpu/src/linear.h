@@ -28,6 +28,18 @@ constexpr int64_t kMinTaskRows = 24;
 // Tasks for each thread where there is enough to do, so that threads end together.
 constexpr int64_t kTasksPerThread = 4;
 
+// Adds the bias to the sums of 16 columns, [rows][16], and stores what lies inside the matrix.
+static __attribute__((noinline)) void finish_columns(const octavo::LinearArgs& a, const float* sums, int64_t row,
+                                                     int rows, int64_t column) {
+    const int64_t count = a.columns - column;
+    if (count <= 0) return;
+    F16 bias = a.bias ? load_some(a.bias, column, octavo::kF32, count) : zero();
+    for (int r = 0; r < rows; r++) {
+        F16 sum = load(sums + r * kLanes);
+        store_some(a.out, (row + r) * a.columns + column, a.dtype, a.bias ? add(sum, bias) : sum, count);
+    }
+}
+
 // Rows [row, row + ROWS) of x against PANELS panels, of which HALVES halves from `half`.
 template <class Panel, int ROWS, int PANELS, int HALVES>
 static void linear_tile(const octavo::LinearArgs& a, const float* x, int64_t row, int64_t panel, int half) {
@@ -55,17 +67,14 @@ static void linear_tile(const octavo::LinearArgs& a, const float* x, int64_t row
             if (ROWS > 1) forget_loads();
         }
     }
+    alignas(64) float done[PANELS * HALVES * ROWS * kLanes];
 #pragma GCC unroll 8
-    for (int i = 0; i < PANELS * HALVES; i++) {
-        int64_t column = (panel + i / HALVES) * kPanelColumns + (half + i % HALVES) * kLanes;
-        int64_t count = a.columns - column;
-        if (count <= 0) break;
-        F16 bias = a.bias ? load_some(a.bias, column, octavo::kF32, count) : zero();
+    for (int i = 0; i < PANELS * HALVES; i++)
 #pragma GCC unroll 16
-        for (int r = 0; r < ROWS; r++)
-            store_some(a.out, (row + r) * a.columns + column, a.dtype, a.bias ? add(sums[r][i], bias) : sums[r][i],
-                       count);
-    }
+        for (int r = 0; r < ROWS; r++) store(done + (i * ROWS + r) * kLanes, sums[r][i]);
+    for (int i = 0; i < PANELS * HALVES; i++)
+        finish_columns(a, done + i * ROWS * kLanes, row, ROWS,
+                       (panel + i / HALVES) * kPanelColumns + (half + i % HALVES) * kLanes);
 }
 
 template <class Panel, int ROWS, int PANELS>

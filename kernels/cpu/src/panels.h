@@ -55,20 +55,20 @@ static void pack_panel(const octavo::PackArgs& a, int64_t panel) {
     }
 }
 
-// Whether every weight of an fp32 matrix is one of a narrower type.
+// Whether every weight of an fp32 matrix is one of a narrower type; looks no further than the first rows that are not.
 template <class Narrow>
 static bool is_exact(const octavo::PackArgs& a, int threads, const Narrow& narrow) {
     int inexact = 0;
+    auto weights = static_cast<const float*>(a.weight);
     parallel_ranges(a.columns, threads, [&](int64_t begin, int64_t end) {
-        I16 differing = iset1(0);
-        for (int64_t i = begin * a.depth; i < end * a.depth; i += kLanes) {
-            F16 x = load_some(a.weight, i, octavo::kF32, end * a.depth - i);
-            differing = ior(differing, ixor(bits(x), bits(narrow(x))));
+        for (int64_t row = begin; row < end && !__atomic_load_n(&inexact, __ATOMIC_RELAXED); row++) {
+            I16 differing = iset1(0);
+            each_run(a.depth, [&](int64_t k, int64_t count) INLINE_BODY {
+                F16 x = load_some(weights + row * a.depth, k, octavo::kF32, count);
+                differing = ior(differing, ixor(bits(x), bits(narrow(x))));
+            });
+            if (mask_bits(iequal(differing, iset1(0))) != 0xFFFF) __atomic_store_n(&inexact, 1, __ATOMIC_RELAXED);
         }
-        int32_t lanes[kLanes], any_differing = 0;
-        istore(lanes, differing);
-        for (int32_t lane : lanes) any_differing |= lane;
-        if (any_differing) __atomic_store_n(&inexact, 1, __ATOMIC_RELAXED);
     });
     return !inexact;
 }

@@ -75,6 +75,7 @@ def test_weights_kept_in_16_bits_lose_nothing(variant: str, kept: torch.dtype) -
     backend = CpuBackend(1, variant)
     packed, packed_wide = pack(backend, narrow), pack(backend, wide)
     assert (packed.stored_dtype, packed_wide.stored_dtype) == (kept, FP32)
+    assert backend.info.kept_weights == ", ".join(sorted(str(dtype)[6:] for dtype in (kept, FP32)))
     assert torch.equal(backend.linear(x, packed), backend.linear(x, packed_wide)[:, :64])
 
 
