@@ -16,7 +16,7 @@ from tests.fakes.tiny_tokenizers import tiny_tokenizer
 from tests.worker.harness import RunnerShape, build_runner, greedy_alone
 
 PROMPT = "Once upon a time"
-NUM_TOKENS = 240
+NUM_TOKENS = 400
 SIZES = ("--num-kv-blocks", "64", "--max-num-seqs", "4")
 
 pytestmark = pytest.mark.e2e
@@ -43,6 +43,10 @@ def test_ranks_and_replicas_answer_as_one_process_and_are_replaced(tmp_path: Pat
                     os.kill(rank, signal.SIGKILL)
                 ids += delta.token_ids
         eventually(lambda: len(stack.replicas()) == 2, 120, "the replica has been replaced")
+        leader = int(stack.replicas()[0].name.rpartition(":")[2])
+        (follower,) = children_of(leader)
+        os.kill(leader, signal.SIGKILL)
+        eventually(lambda: not Path(f"/proc/{follower}").exists(), 60, "the other rank has ended with the first")
         assert stack.stop() == 0, stack.log
     assert ids == list(undisturbed.choices[0].token_ids)
     assert stream.result.choices[0].receipt.attempts > 1

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from octavo.internal.v1 import worker_pb2
 from octavo.ports import free_port
-from tests.e2e.stack import children_of, eventually
+from tests.e2e.stack import children_of
 from tests.fakes.attach_server import AttachedWorker, AttachServer, free_address, serving
 from tests.fakes.tiny_llama import TinyLlama, random_tensors
 from tests.fakes.token_sink import token_sink
@@ -94,18 +94,6 @@ def test_a_worker_starts_its_ranks_and_dies_with_any(tiny_directory: Path, tiny_
     last = log.splitlines()[-1]
     assert last.startswith(f"octavo worker: rank 1 (pid {other} on "), log
     assert "was killed by SIGKILL" in last
-
-
-def test_ranks_end_with_the_first(tiny_directory: Path) -> None:
-    scheduler = AttachServer()
-    with serving(scheduler, free_address()) as address:
-        process = start(tiny_directory, address, "--tensor-parallel-size", "2")
-        with ended(process):
-            scheduler.attached().hello()
-            (other,) = children_of(process.pid)
-            process.kill()
-            process.wait(LIMIT_S)
-            eventually(lambda: not Path(f"/proc/{other}").exists(), LIMIT_S, "the other rank is gone")
 
 
 def test_a_launcher_may_start_the_ranks(tiny_directory: Path, tiny_runner: Runner) -> None:

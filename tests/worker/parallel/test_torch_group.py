@@ -1,4 +1,4 @@
-"""The group between processes, over gloo, against its twin of threads: two ranks and four."""
+"""The group between processes, over gloo, against its twin of threads."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from tests.worker.parallel.rank_program import input_of
 
 pytestmark = pytest.mark.e2e
 
+# Two ranks run in every test of worker processes.
+NUM_RANKS = 4
 DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -39,8 +41,7 @@ def process_ranks(num_ranks: int) -> list[dict[str, object]]:
             process.wait()
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
-def test_processes_do_what_threads_do(num_ranks: int) -> None:
+def test_processes_do_what_threads_do() -> None:
     def twin(group: ThreadGroup) -> dict[str, object]:
         found: dict[str, object] = {}
         for dtype in DTYPES:
@@ -50,19 +51,19 @@ def test_processes_do_what_threads_do(num_ranks: int) -> None:
             found[f"columns {dtype}"] = None if columns is None else columns.tolist()
         return found
 
-    expected = on_ranks(num_ranks, twin)
-    for rank, found in enumerate(process_ranks(num_ranks)):
+    expected = on_ranks(NUM_RANKS, twin)
+    for rank, found in enumerate(process_ranks(NUM_RANKS)):
         for dtype in DTYPES:
             assert found[f"sum {dtype}"] == expected[rank][f"sum {dtype}"]
             # A row alone has the sum that it has among others.
             assert found[f"row sums {dtype}"] == found[f"sum {dtype}"]
             assert found[f"columns {dtype}"] == expected[rank][f"columns {dtype}"]
         assert found["told"] == [7, 0]
-        assert found["minimum"] == [0, 1 - num_ranks, 5]
+        assert found["minimum"] == [0, 1 - NUM_RANKS, 5]
         assert found["nothing"] == []
 
 
 def test_the_order_of_addition_would_show() -> None:
     """The inputs would tell a sum in another order from the one that is promised."""
-    parts = [input_of(rank, torch.float32) for rank in range(4)]
+    parts = [input_of(rank, torch.float32) for rank in range(NUM_RANKS)]
     assert not torch.equal(parts[0] + parts[1] + parts[2] + parts[3], parts[3] + parts[2] + parts[1] + parts[0])
