@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from octavo.internal.v1 import scheduler_pb2 as pb
 from octavo.internal.v1 import worker_pb2 as worker_pb
 from scheduler_svc import wire
+from scheduler_svc.calls import Calls
 from scheduler_svc.core import laws
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.scheduler import Scheduler
@@ -55,8 +55,7 @@ class Engine:
         self._replicas: dict[int, Replica] = {}
         self.served = Served()
         """What routers are told."""
-        self._calls: dict[int, Call] = {}
-        self._ended_names: OrderedDict[int, str] = OrderedDict()
+        self._calls = Calls(self._scheduler.limits.max_explained)
         self._losses = Losses()
         self._due: dict[int, None] = {}
 
@@ -71,8 +70,8 @@ class Engine:
         return self._core
 
     @property
-    def calls(self) -> Mapping[int, Call]:
-        """Of live sequences, by their ids."""
+    def calls(self) -> Calls:
+        """Of live sequences."""
         return self._calls
 
     @property
@@ -85,18 +84,13 @@ class Engine:
         """Registered ones."""
         return len(self._routers)
 
-    @property
-    def ended_names(self) -> Mapping[int, str]:
-        """Request ids of the latest sequences that ended, by their ids."""
-        return self._ended_names
-
     def now(self) -> int:
         """The clock's time."""
         return self._clock()
 
     def close(self) -> None:
         """The process ends: every call is told, and watchers are woken to see it."""
-        for call in tuple(self._calls.values()):
+        for call in tuple(self._calls.live.values()):
             call.events.put_nowait(wire.SHUTTING_DOWN)
         self.served.wake_watchers()
 
@@ -115,7 +109,7 @@ class Engine:
         """Its Watch has ended. Calls that still name it end too: workers are about to forget where its tokens go."""
         del self._routers[router.router_id]
         _LOG.info("router %s (%d) is gone", router.name, router.router_id)
-        for call in [call for call in self._calls.values() if call.router_id == router.router_id]:
+        for call in self._calls.of_router(router.router_id):
             self.cancel(call)
             call.events.put_nowait(wire.ROUTER_GONE)
         self._broadcast(pb.AttachResponse(router_gone=router.router_id))
@@ -133,21 +127,11 @@ class Engine:
         if request.crash_group_sizes:
             crashes = self._losses.crashes(request.stream_key, request.crash_group_sizes)
             request = replace(request, crash_group_sizes=crashes)
-        num_tokens = len(message.prompt_token_ids) + len(message.prior_token_ids)
-        call = Call(
-            sequence_id,
-            message.router_id,
-            message.request_id,
-            message.model,
-            num_tokens,
-            traceparent,
-            message.stream_key,
-        )
-        self._calls[sequence_id] = call
+        call = self._calls.open(sequence_id, message, traceparent)
         try:
             events = self._core.submit(request, self._clock())
         except BaseException:
-            del self._calls[sequence_id]
+            self._calls.take_back(call)
             raise
         for observer in self._observers:
             observer.accepted(call)
@@ -156,7 +140,7 @@ class Engine:
 
     def cancel(self, call: Call) -> None:
         """The caller is gone; does nothing for a sequence that has ended."""
-        if self._forget_call(call.sequence_id) is not None:
+        if self._calls.end(call.sequence_id) is not None:
             events = self._core.cancel(call.sequence_id, self._clock())
             self._show(events, call)
             self.settle(events)
@@ -188,7 +172,7 @@ class Engine:
         if self._observers:
             self._show_last_words(replica)
         events = self._core.detach(replica.replica_id, self._clock())
-        self._losses.note_lost(replica.hello.process, self._in_flight(events))
+        self._losses.note_lost(replica.hello.process, self._calls.in_flight(events))
         self._note_attached(replica)
         self.settle(events, replica)
 
@@ -262,7 +246,7 @@ class Engine:
             replica.sent_ns.append(now)
             message = wire.plan_to_wire(planned.plan)
             for admission, admitted in zip(planned.plan.admissions, message.admissions, strict=True):
-                call = self._calls.get(admission.sequence_id)
+                call = self._calls.live.get(admission.sequence_id)
                 admitted.traceparent = call.traceparent if call is not None else ""
             replica.outbox.put_nowait(pb.AttachResponse(plan=message))
 
@@ -270,14 +254,14 @@ class Engine:
         """Hands events to their calls; `replica` is the one that they come from."""
         hello = replica.hello if replica is not None else None
         for event in events:
-            call = self._calls.get(event.sequence_id)
+            call = self._calls.live.get(event.sequence_id)
             if isinstance(event, Preempted):
                 self._warn_of_preemption(event, call)
             if call is None:
                 continue
             self._show((event,), call)
             if isinstance(event, Ended | Finished):
-                self._forget_call(event.sequence_id)
+                self._calls.end(event.sequence_id)
             call.events.put_nowait(wire.event_to_wire(event, hello))
 
     def _show(self, events: Iterable[Event], call: Call) -> None:
@@ -290,22 +274,6 @@ class Engine:
             if statistics.replica_id == replica.replica_id:
                 for observer in self._observers:
                     observer.leaving(statistics)
-
-    def _in_flight(self, events: Iterable[Event]) -> Iterator[tuple[int, int]]:
-        """Stream keys of those that a replica was lost under, with the rows that were in flight."""
-        for event in events:
-            call = self._calls.get(event.sequence_id)
-            lost = event.replica_lost if isinstance(event, Ended) else None
-            if call is not None and lost is not None and lost.rows_in_step:
-                yield call.stream_key, lost.rows_in_step
-
-    def _forget_call(self, sequence_id: int) -> Call | None:
-        call = self._calls.pop(sequence_id, None)
-        if call is not None:
-            self._ended_names[sequence_id] = call.request_id
-            if len(self._ended_names) > self.limits.max_explained:
-                self._ended_names.popitem(last=False)
-        return call
 
     def _warn_of_preemption(self, event: Preempted, call: Call | None) -> None:
         request_id = call.request_id if call is not None else "?"

@@ -44,8 +44,8 @@ class Operators:
         if name.HasField("sequence_id"):
             ids = [name.sequence_id]
         else:
-            ids = [call.sequence_id for call in engine.calls.values() if call.request_id == name.request_id]
-            ids += [ended for ended, request_id in engine.ended_names.items() if request_id == name.request_id]
+            ids = [call.sequence_id for call in engine.calls.live.values() if call.request_id == name.request_id]
+            ids += [ended for ended, request_id in engine.calls.ended_names.items() if request_id == name.request_id]
         found = [explanation for each in ids if (explanation := engine.core.explain(each)) is not None]
         if not found:
             raise Unknown(f"{_shown(name)} is neither live nor among the latest that ended")
@@ -104,7 +104,7 @@ class Operators:
         return running[replica.replica_id]
 
     def _live(self, name: pb.SequenceName) -> list[Call]:
-        calls = self._engine.calls
+        calls = self._engine.calls.live
         if name.HasField("sequence_id"):
             found = [calls[name.sequence_id]] if name.sequence_id in calls else []
         else:

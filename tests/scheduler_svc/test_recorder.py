@@ -15,9 +15,7 @@ from scheduler_svc.core.types import ReplicaSpec, Request
 from scheduler_svc.recorder import Recorder
 from scheduler_svc.recording import RecordingError, from_fields, read, to_fields
 from scheduler_svc.replay import Contents, limits_of, replay
-from scheduler_svc.ring import Ring
 from scheduler_svc.simulation import Arrival, Run, Simulation, Stay
-from scheduler_svc.state import CoreState
 
 SALT = b"0123456789abcdef"
 MS = 1_000_000
@@ -258,23 +256,6 @@ def test_a_ring_too_small_for_the_state_says_so() -> None:
     assert found.header.num_dropped_records > 0
     with pytest.raises(RecordingError, match=r"state of about \d+ bytes takes more than half.*--flight-recorder-size"):
         replay(found)
-
-
-def test_a_state_that_takes_too_much_is_tried_ever_more_seldom() -> None:
-    sizes = [10_000] * 100 + [10] * 100
-    tried: list[int] = []
-
-    def capture() -> CoreState:
-        tried.append(number)
-        return CoreState(num_bytes=sizes[number])
-
-    ring = Ring(1000, capture)
-    for number in range(200):
-        ring.append(b"x" * 250, number)
-    assert [index for index in tried if index < 100] == [0, 2, 5, 10, 19, 36, 69]
-    assert [index for index in tried if index >= 100][1:] == list(range(135, 200))
-    assert ring.oldest.state is not None
-    assert ring.oldest.defect == ""
 
 
 def test_a_state_of_another_version_is_refused() -> None:
