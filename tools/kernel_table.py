@@ -49,10 +49,10 @@ class Shape:
     @property
     def tile(self) -> int:
 
-        element = 2 if self.cache_dtype.itemsize == 1 else self.dtype.itemsize
-        return attention_configs(architecture(self.capability), self.head_dim, element, self.invariant)[
-            self.prefill
-        ].tile
+        cache_bytes = self.cache_dtype.itemsize
+        sizes = 2 if cache_bytes == 1 else self.dtype.itemsize, cache_bytes
+        arch = architecture(self.capability)
+        return attention_configs(arch, self.head_dim, *sizes, self.invariant)[self.prefill].tile
 
 
 SHAPES = (

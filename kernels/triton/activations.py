@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.triton.launch import UNFUSED
+
 _COLUMNS = 1024
 _LOG2_E = tl.constexpr(1.4426950408889634)
 # GELU's tanh form is x times the logistic function of 2 sqrt(2 / pi) (x + 0.044715 x^3).
@@ -49,7 +51,7 @@ def gated(gate_up: Tensor, gelu: bool) -> Tensor:
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
     grid = (rows, triton.cdiv(width, _COLUMNS))
-    _gated[grid](gate_up, out, gate_up.stride(0), width, GELU=gelu, COLUMNS=_COLUMNS, num_warps=4)
+    _gated[grid](gate_up, out, gate_up.stride(0), width, GELU=gelu, COLUMNS=_COLUMNS, num_warps=4, **UNFUSED)
     return out
 
 
@@ -59,5 +61,7 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
         x = x.contiguous()
     out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
     grid = (x.shape[0], triton.cdiv(x.shape[1], _COLUMNS))
-    _soft_cap[grid](x, out, x.stride(0), x.shape[1], cap, 2.0 * _LOG2_E.value / cap, COLUMNS=_COLUMNS, num_warps=4)
+    _soft_cap[grid](
+        x, out, x.stride(0), x.shape[1], cap, 2.0 * _LOG2_E.value / cap, COLUMNS=_COLUMNS, num_warps=4, **UNFUSED
+    )
     return out

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from kernels.api import KV_PARTITION, KVCacheSpec
 from kernels.blocks import block_index, check_canonical, check_copy, check_layer
+from kernels.triton.launch import UNFUSED
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
 _COPY_WORDS = 2048
@@ -107,6 +108,7 @@ def copy_blocks(src: TritonCache, src_ids: Sequence[int], dst: TritonCache, dst_
         block_words,
         WORDS=min(_COPY_WORDS, triton.next_power_of_2(block_words)),
         num_warps=4,
+        **UNFUSED,
     )
 
 

@@ -119,22 +119,22 @@ def architecture(capability: int) -> int:
 
 
 def attention_configs(
-    arch: int, head_dim: int, element_bytes: int, invariant: bool
+    arch: int, head_dim: int, product_bytes: int, cache_bytes: int, invariant: bool
 ) -> tuple[DecodeConfig, PrefillConfig]:
-    """The launch configurations of both attention kernels.
+    """The launch configurations of both attention kernels, by bytes of an element in products and in the cache.
 
-    A head_dim without entries takes those of the next power of two, from 64 on. Raises ValueError where no tiles are
-    known that give both kernels one order of sums.
+    A head_dim without entries takes those of the next power of two, from 64 on, and an fp8 cache those of 16 bits.
+    Raises ValueError where no tiles are known that give both kernels one order of sums.
     """
-    if element_bytes == 4:
+    if product_bytes == 4:
         return WIDE_DECODE, WIDE_PREFILL
     decode, prefill = (INVARIANT_DECODE, INVARIANT_PREFILL) if invariant else (DECODE, PREFILL)
-    key = (arch, head_dim, element_bytes)
-    if key not in prefill:
-        key = (arch, max(64, 1 << (head_dim - 1).bit_length()), element_bytes)
-    if key not in prefill:
+    padded = max(64, 1 << (head_dim - 1).bit_length())
+    keys = [(arch, dim, size) for size in sorted({cache_bytes, 2}) for dim in (head_dim, padded)]
+    found = [[table[key] for key in keys if key in table] for table in (decode, prefill)]
+    if not all(found):
         raise ValueError(f"batch-invariant attention of head_dim {head_dim} needs sm_90; this is sm_{arch}")
-    return decode[key], prefill[key]
+    return found[0][0], found[1][0]  # type: ignore[return-value]
 
 
 def matmul_config(arch: int, element_bytes: int, num_rows: int) -> MatmulConfig:

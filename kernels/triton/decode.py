@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.api import KV_PARTITION
+from kernels.triton.launch import UNFUSED
 from kernels.triton.layer import LayerAttention
 from kernels.triton.metadata import TritonPlan, find_row
 from kernels.triton.pages import tile_blocks, tile_rows
@@ -209,4 +210,5 @@ def decode_attention(
             HEAD_DIM=layer.head_dim,
             PADDED_DIM=padded,
             num_warps=1,
+            **UNFUSED,
         )

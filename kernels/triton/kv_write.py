@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kernels.api import QKNorm, RopeTable
 from kernels.triton.cache import TritonCache
+from kernels.triton.launch import UNFUSED
 from kernels.triton.metadata import TritonPlan
 
 _FP8_MAX = tl.constexpr(448.0)
@@ -169,6 +170,7 @@ def rope_write_kv(
         BLOCK_SIZE=spec.block_size,
         PAIRS=num_pairs,
         num_warps=4,
+        **UNFUSED,
     )
 
 

@@ -15,6 +15,7 @@ import triton.language as tl
 
 from kernels.api import KV_PARTITION, AttentionSpec, KVCacheSpec
 from kernels.triton.configs import DecodeConfig, PrefillConfig, attention_configs
+from kernels.triton.launch import UNFUSED
 
 _LOG2_E = math.log2(math.e)
 _TRITON_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
@@ -57,7 +58,9 @@ class LayerAttention:
     num_kv_heads: int
     head_dim: int
     block_size: int
+    # What products are computed in, and bytes of a cached element.
     compute: torch.dtype
+    cache_bytes: int
     key_scale: float
     value_scale: float
     device: DeviceShape
@@ -87,7 +90,8 @@ class LayerAttention:
 
     @cached_property
     def _configs(self) -> tuple[DecodeConfig, PrefillConfig]:
-        return attention_configs(self.device.arch, self.head_dim, self.compute.itemsize, self.partitioned)
+        sizes = self.compute.itemsize, self.cache_bytes
+        return attention_configs(self.device.arch, self.head_dim, *sizes, self.partitioned)
 
     @property
     def decode(self) -> DecodeConfig:
@@ -106,6 +110,7 @@ class LayerAttention:
         """The arguments that both attention kernels take."""
         scale, cap = self.spec.scale * self.key_scale, self.spec.soft_cap
         return {
+            **UNFUSED,
             # softmax.py: scores are taken to base 2, and a cap is the height of a tanh of e^2y = 2^(2 log2(e) y).
             "scale": (scale if cap is None else cap) * _LOG2_E,
             "cap_scale": 0.0 if cap is None else 2 * scale / cap * _LOG2_E,
@@ -138,6 +143,7 @@ def layer_attention(
         head_dim=cache.head_dim,
         block_size=cache.block_size,
         compute=compute_dtype(query, cache.dtype),
+        cache_bytes=cache.dtype.itemsize,
         key_scale=key_scale,
         value_scale=value_scale,
         device=device,

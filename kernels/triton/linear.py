@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.triton.configs import matmul_config
+from kernels.triton.launch import UNFUSED
 from kernels.triton.layer import DeviceShape
 
 _GROUP_ROWS = 8
@@ -120,5 +121,6 @@ def _invariant(x: Tensor, packed: TritonLinear, device: DeviceShape) -> Tensor:
         PRECISION="tf32x3" if x.dtype == torch.float32 else "ieee",
         num_warps=config.num_warps,
         num_stages=config.num_stages,
+        **UNFUSED,
     )
     return out

@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.api import KV_PARTITION, KVCacheSpec, RaggedBatch
+from kernels.triton.launch import UNFUSED
 
 _ROWS_AT_ONCE = 256
 _FAULTS = (
@@ -190,6 +191,7 @@ class TritonPlan:
                 PARTITION=KV_PARTITION,
                 CHUNK=min(_ROWS_AT_ONCE, triton.next_power_of_2(self.batch.num_rows)),
                 num_warps=4,
+                **UNFUSED,
             )
             self._works[key] = WorkList(starts[0], starts[1])
         return self._works[key]
@@ -223,6 +225,7 @@ def plan_attention(batch: RaggedBatch, spec: KVCacheSpec) -> TritonPlan:
         BLOCK_SIZE=spec.block_size,
         CHUNK=256,
         num_warps=4,
+        **UNFUSED,
     )
     return TritonPlan(batch, (spec.num_blocks, spec.block_size), slots, rows[0], rows[1])
 

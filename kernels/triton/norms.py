@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.triton.launch import UNFUSED
+
 
 @triton.jit
 def _rms_norm(X, RESIDUAL, WEIGHT, OUT, x_stride, eps, WIDTH: tl.constexpr, PADDED: tl.constexpr, ADD: tl.constexpr):
@@ -49,5 +51,6 @@ def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> 
         PADDED=padded,
         ADD=residual is not None,
         num_warps=min(16, max(1, padded // 512)),
+        **UNFUSED,
     )
     return out

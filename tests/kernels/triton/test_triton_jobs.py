@@ -25,8 +25,6 @@ def run_job(job: str, marker: str, cache: Path, *tests: str) -> None:
     """Runs the tests of a folder, and others named from tests/kernels; fails with what they printed."""
     environment = {**os.environ, "KERNEL_JOB": job, "TRITON_CACHE_DIR": str(cache), "OMP_NUM_THREADS": "1"}
     environment.pop("TRITON_INTERPRET", None)
-    # What Triton contracts by default depends on its version; the kernels ask for what they need.
-    environment["TRITON_DEFAULT_FP_FUSION"] = "1"
     if job == "interpreted":
         environment["TRITON_INTERPRET"] = "1"
     paths = [str(KERNEL_TESTS / "triton" / job), *(str(KERNEL_TESTS / name) for name in tests)]
