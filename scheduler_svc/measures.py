@@ -6,10 +6,10 @@ mean time between two tokens of a sequence after its first, over sequences with 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from octavo.percentiles import percentile
 from scheduler_svc.core.types import Ended, Event, Finished, Preempted, Scheduled
 
 
@@ -119,11 +119,6 @@ def summarize(times: Iterable[SequenceTimes]) -> Summary:
         cached_share=sum(each.num_cached_tokens for each in started)
         / max(1, sum(each.num_prompt_tokens for each in started)),
     )
-
-
-def percentile(ascending: Sequence[float], share: float) -> float:
-    """The smallest value that at least so large a share of the values does not exceed; 0 of none."""
-    return ascending[max(0, math.ceil(share * len(ascending)) - 1)] if ascending else 0.0
 
 
 def _mean(values: Sequence[float]) -> float:

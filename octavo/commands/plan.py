@@ -14,6 +14,7 @@ from octavo.commands import command_line
 from octavo.commands.planning import PlanConfig
 from octavo.cost_model import CostModel, parse_costs
 from octavo.options import OptionError, from_args
+from octavo.workload import Mix, parse_sizes, read_entries
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.scheduler import Scheduler
@@ -21,7 +22,7 @@ from scheduler_svc.core.types import ReplicaSpec
 from scheduler_svc.limits import core_limits
 from scheduler_svc.measures import Summary, summarize, table
 from scheduler_svc.simulation import Arrival, Simulation, Stay
-from scheduler_svc.workload import MODEL, Mix, parse_sizes, read_trace
+from scheduler_svc.workload import MODEL, arrivals
 
 # A run whose last requests end so much later than they came, relative to how long they took to come, fell behind.
 _BEHIND = 0.2
@@ -69,7 +70,7 @@ def workload(config: PlanConfig) -> list[Arrival]:
     if config.trace is not None:
         try:
             lines = Path(config.trace).read_text(encoding="utf-8").splitlines()
-            return read_trace(lines, config.max_model_len)
+            return arrivals(read_entries(lines), config.max_model_len)
         except (OSError, ValueError) as error:
             raise OptionError("--trace", config.trace, str(error), "Write one JSON object a line") from None
     sizes = {}
@@ -87,7 +88,7 @@ def workload(config: PlanConfig) -> list[Arrival]:
         config.prefix_tokens,
         config.seed,
     )
-    return mix.arrivals(config.max_model_len)
+    return arrivals(mix.entries(), config.max_model_len)
 
 
 def replica_spec(config: PlanConfig) -> ReplicaSpec:

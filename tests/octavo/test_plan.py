@@ -13,9 +13,11 @@ from octavo.commands.plan import Expectation, meets_target, replica_spec, search
 from octavo.commands.planning import PlanConfig
 from octavo.cost_model import CostModel
 from octavo.options import OptionError
+from octavo.percentiles import percentile
+from octavo.workload import Entry, parse_sizes, read_entries
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.measures import SequenceTimes, Summary, percentile, summarize
-from scheduler_svc.workload import Entry, parse_sizes, read_trace
+from scheduler_svc.measures import SequenceTimes, Summary, summarize
+from scheduler_svc.workload import arrivals
 
 COSTS = CostModel(prefill_tokens_per_s=1000, step_ms=10, row_us=0, kv_token_ns=0)
 
@@ -101,7 +103,7 @@ def test_a_trace_is_read_line_by_line() -> None:
         "",
         '{"at_s": 1, "prompt_tokens": 500, "output_tokens": 90, "priority": -1, "prefix": "x", "prefix_tokens": 32}',
     ]
-    first, second = read_trace(lines, max_model_len=100)
+    first, second = arrivals(read_entries(lines), max_model_len=100)
     assert (first.at_ns, second.at_ns) == (500_000_000, 10**9)
     assert (first.request.tenant, second.request.priority) == ("a", -1)
     assert (len(second.request.prompt_token_ids), second.num_output_tokens) == (99, 1)
@@ -124,13 +126,13 @@ def test_a_trace_is_read_line_by_line() -> None:
 def test_a_bad_line_is_named(line: str, words: str) -> None:
     good = json.dumps({"at_s": 0, "prompt_tokens": 1, "output_tokens": 1})
     with pytest.raises(ValueError, match=words):
-        read_trace([good, line], 100)
+        read_entries([good, line])
     with pytest.raises(ValueError, match="no request"):
-        read_trace([], 100)
+        read_entries([])
 
 
 def test_entries_keep_room_for_output() -> None:
-    arrival = Entry(0, 1000, 1000).arrival(1, max_model_len=64)
+    (arrival,) = arrivals([Entry(0, 1000, 1000)], max_model_len=64)
     assert (len(arrival.request.prompt_token_ids), arrival.request.max_tokens) == (63, 1)
 
 
