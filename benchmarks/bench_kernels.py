@@ -7,6 +7,7 @@ the best of several timed runs: the machine's noise only adds. `--json FILE` wri
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import platform
 import sys
@@ -18,11 +19,20 @@ from pathlib import Path
 
 import torch
 
-from kernels.api import AttentionSpec, Backend, KVCacheSpec, RaggedBatch, RopeTable, SamplingBatch
+from kernels.api import AttentionSpec, Backend, KVCacheSpec, PackedLinear, RaggedBatch, RopeTable, SamplingBatch
 from kernels.select import open_backend
 
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, MLP, VOCABULARY, BLOCK = 9, 3, 64, 576, 1536, 49152, 16
 LAYERS = 4
+# Matrices of a layer by name: columns and depth.
+MATRICES = {
+    "qkv": ((HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN),
+    "output": (HIDDEN, HEADS * HEAD_DIM),
+    "gate_up": (2 * MLP, HIDDEN),
+    "down": (HIDDEN, MLP),
+}
+# More than a processor's last cache holds, taken in turn, so that weights come from memory as in a step.
+MATRIX_BYTES = 128 * 2**20
 ATTENTION = AttentionSpec(HEADS, HEAD_DIM**-0.5)
 DTYPE = torch.bfloat16
 
@@ -105,6 +115,22 @@ def dense_cases(backend: Backend, num_rows: int) -> Iterator[Case]:
     yield Case(f"silu_mul {num_rows}x{MLP}", lambda: backend.silu_mul(gate_up), gate_up.numel() * 3, 0)
 
 
+def linear_cases(backend: Backend) -> Iterator[Case]:
+    for name, (columns, depth) in MATRICES.items():
+        size = columns * depth * DTYPE.itemsize
+        weight = torch.randn(columns, depth).to(DTYPE)
+        packed = [backend.pack_linear(weight, None) for _ in range(-(-MATRIX_BYTES // size))]
+        turn = itertools.cycle(packed)
+        for num_rows in (1, 2, 8, 32, 128, 512):
+            x = torch.randn(num_rows, depth).to(DTYPE)
+            call = partial(multiply_next, backend, x, turn)
+            yield Case(f"linear {name} {num_rows}x{depth}x{columns}", call, size, 2 * num_rows * columns * depth)
+
+
+def multiply_next(backend: Backend, x: torch.Tensor, turn: Iterator[PackedLinear]) -> torch.Tensor:
+    return backend.linear(x, next(turn))
+
+
 def sampling_batch(num_rows: int, temperature: float, top_p: float, num_top: int) -> SamplingBatch:
     def full(value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.full((num_rows,), value, dtype=dtype)
@@ -151,6 +177,7 @@ def all_cases(backend: Backend) -> Iterator[Case]:
         for num_rows in (1, 8, 32, 64):
             yield from attention_cases(backend, num_rows, 1, context)
     yield from attention_cases(backend, 1, 1024, 1024)
+    yield from linear_cases(backend)
     for num_rows in (1, 32):
         yield from dense_cases(backend, num_rows)
         yield from sampling_cases(backend, num_rows)
