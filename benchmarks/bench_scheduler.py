@@ -263,6 +263,7 @@ SECTIONS: dict[str, Callable[[], Figures]] = {
     "32k-token prefix": long_prefix,
     "memory per sequence": memory,
     "100 replicas, 10,000 live": hundred_replicas,
+    "100 replicas, 14,000 live, so that some wait": lambda: hundred_replicas(num_live=14_000),
     "KV pressure": kv_pressure,
     "ways to preempt": preemption_modes,
     "two tenants, 10 : 1": fairness,

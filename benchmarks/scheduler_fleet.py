@@ -137,7 +137,7 @@ class Fleet:
         self._start(worker)  # the next plan is there already
         self.num_output_tokens += len(result.token_ids)
         for row, num in enumerate(result.num_sampled):
-            life = self.lives.get(rows[row].sequence_id)
+            life = self.lives.get(rows[row].request.sequence_id)
             if num and life is not None and life.first_token_ns is None:
                 life.first_token_ns = self.now
         self._take(self.core.complete(replica_id, result, self.now))
