@@ -42,7 +42,8 @@ async function post(method, type, body, key, signal) {
   const headers = { "content-type": type, "connect-protocol-version": "1" };
   if (key) headers.authorization = `Bearer ${key}`;
   try {
-    return await fetch(SERVICE + method, { method: "POST", headers, body, signal, cache: "no-store" });
+    // By origin, for the page's own address may hold a name and password, which a request's may not.
+    return await fetch(location.origin + SERVICE + method, { method: "POST", headers, body, signal, cache: "no-store" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new CallError("unavailable", "the server cannot be reached");
