@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 SETUP := $(VENV)/.setup
 KERNEL_SOURCES := $(wildcard setup.py kernels/cpu/*.cpp kernels/cpu/*.h kernels/cpu/src/*)
 
-.PHONY: setup run test test-all check format protos docs clean
+.PHONY: setup run test test-all test-compose check format protos docs clean
 
 setup: $(SETUP)
 
@@ -26,10 +26,13 @@ run: setup  ## The whole stack on the default model, one answer streamed, then s
 	$(BIN)/octavo serve $(MODEL) --demo
 
 test: setup
-	$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
+	$(BIN)/python -m pytest -m "not slow and not gpu and not compose" $(ARGS)
 
 test-all: setup
-	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+	$(BIN)/python -m pytest -m "not gpu and not compose" $(ARGS)
+
+test-compose: setup  ## The containers, for real; as root on Debian or Ubuntu, for it may install an engine.
+	env $$(tools/prepare_compose.sh) $(BIN)/python -m pytest -m compose tests/compose $(ARGS)
 
 check: setup
 	$(BIN)/ruff format --check .
