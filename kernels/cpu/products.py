@@ -17,7 +17,7 @@ from kernels.cpu.extension import native
 
 # Columns of a panel (src/panels.h).
 _PANEL_COLUMNS = 32
-# Below 2 MB-pages' size and alignment, a stream over weights waits for address translation.
+# Pieces so large that huge pages, 2 MB each, hold nearly all of them: reading weights then waits for no translation.
 _ARENA_BYTES = 64 * 2**20
 _ALIGNMENT = 64
 _DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()}
@@ -90,5 +90,6 @@ def linear(context: int, x: Tensor, packed: CpuLinear) -> Tensor:
         )
     x = x if x.is_contiguous() else x.contiguous()
     out = x.new_empty((num_rows, packed.out_features))
-    native().linear(context, x.data_ptr(), out.data_ptr(), num_rows, *packed.shape_arguments)
+    if num_rows:
+        native().linear(context, x.data_ptr(), out.data_ptr(), num_rows, *packed.shape_arguments)
     return out

@@ -106,6 +106,10 @@ def test_the_packed_weight_is_a_copy(backend: CpuBackend) -> None:
     assert torch.equal(backend.linear(x, packed), before)
 
 
+def test_no_rows_give_none(backend: CpuBackend) -> None:
+    assert backend.linear(torch.empty(0, 50), pack(backend, randn(40, 50, seed=16))).shape == (0, 40)
+
+
 def test_what_does_not_fit_the_weight_is_refused(backend: CpuBackend) -> None:
     packed = pack(backend, randn(40, 50, seed=15))
     for x in (randn(2, 49, seed=0), randn(2, 50, seed=0).double()):
