@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
-from collections.abc import Callable, Coroutine
-from typing import Any, ParamSpec
+from collections.abc import Callable
+from typing import Any
 
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
-P = ParamSpec("P")
-
-TEST_LIMIT_S = 120.0
 WAIT_LIMIT_S = 60.0
 """How long the page may take on a loaded machine."""
 
@@ -72,13 +67,3 @@ class Page:
     def troubles(self) -> list[str]:
         """What the browser's console complains of, such as what the page's policy forbade."""
         return [entry["message"] for entry in self.browser.get_log("browser") if entry["level"] == "SEVERE"]
-
-
-def with_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Run an async test in an event loop of its own, within a limit that fits a browser."""
-
-    @functools.wraps(test)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        asyncio.run(asyncio.wait_for(test(*args, **kwargs), TEST_LIMIT_S))
-
-    return run

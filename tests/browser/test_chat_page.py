@@ -9,10 +9,11 @@ from pathlib import Path
 import grpc
 from selenium.webdriver.common.keys import Keys
 
-from tests.browser.person import Page, with_loop
-from tests.fakes.router_stack import MODEL, Stack, stack
+from tests.browser.person import Page
+from tests.fakes.router_stack import MODEL, Stack, in_loop_within, stack
 from tests.fakes.scheduler import Attempt, hang
 
+TEST_LIMIT_S = 120.0
 CANARY = (
     """<img src=x onerror="document.title='owned'"><script>document.title='owned'</script>&lt;b&gt; [a](javascript:1)"""
 )
@@ -27,7 +28,7 @@ def prompt_of(made: Stack, index: int = -1) -> str:
     return made.tokenizer.decode(list(made.scheduler.requests[index].prompt_token_ids))
 
 
-@with_loop
+@in_loop_within(TEST_LIMIT_S)
 async def test_an_answer_is_seen_while_it_comes(model_dir: Path, page: Page) -> None:
     go_on = asyncio.Event()
 
@@ -63,7 +64,7 @@ async def test_an_answer_is_seen_while_it_comes(model_dir: Path, page: Page) -> 
         assert all(name.startswith(made.base_url) for name in requested)
 
 
-@with_loop
+@in_loop_within(TEST_LIMIT_S)
 async def test_stop_button_and_escape_free_what_the_request_held(model_dir: Path, page: Page) -> None:
     async with stack(model_dir, hang) as made:
         await seen(page.open, made.base_url)
@@ -80,7 +81,7 @@ async def test_stop_button_and_escape_free_what_the_request_held(model_dir: Path
         assert await seen(page.texts, ".assistant .text") == ["x", "x"]
 
 
-@with_loop
+@in_loop_within(TEST_LIMIT_S)
 async def test_markup_stays_text(model_dir: Path, page: Page) -> None:
     async with stack(model_dir) as made:
         made.say(CANARY)
@@ -97,7 +98,7 @@ async def test_markup_stays_text(model_dir: Path, page: Page) -> None:
             assert await seen(page.troubles) == []
 
 
-@with_loop
+@in_loop_within(TEST_LIMIT_S)
 async def test_the_controls_reach_the_request_and_survive_a_reload(model_dir: Path, page: Page) -> None:
     async with stack(model_dir) as made:
         made.say("ok")
@@ -120,7 +121,7 @@ async def test_the_controls_reach_the_request_and_survive_a_reload(model_dir: Pa
         assert all(turn in conversation for turn in ("user: one\n", "assistant: ok\n", "user: two\n"))
 
 
-@with_loop
+@in_loop_within(TEST_LIMIT_S)
 async def test_a_reload_ends_the_answer_and_keeps_the_conversation(model_dir: Path, page: Page) -> None:
     async with stack(model_dir) as made:
         made.say("first")
@@ -140,7 +141,7 @@ async def test_a_reload_ends_the_answer_and_keeps_the_conversation(model_dir: Pa
         assert await seen(page.texts, ".message") == []
 
 
-@with_loop
+@in_loop_within(TEST_LIMIT_S)
 async def test_a_new_chat_ends_the_answer_that_runs(model_dir: Path, page: Page) -> None:
     async with stack(model_dir, hang) as made:
         await seen(page.open, made.base_url)
@@ -152,7 +153,7 @@ async def test_a_new_chat_ends_the_answer_that_runs(model_dir: Path, page: Page)
         assert await seen(page.texts, ".message") == []
 
 
-@with_loop
+@in_loop_within(TEST_LIMIT_S)
 async def test_errors_are_said_and_the_question_comes_back(model_dir: Path, page: Page) -> None:
     async def fail(attempt: Attempt) -> None:
         await attempt.fail(grpc.StatusCode.INVALID_ARGUMENT, "the <b>reason</b>")
@@ -169,7 +170,7 @@ async def test_errors_are_said_and_the_question_comes_back(model_dir: Path, page
         assert await seen(lambda: page.error) == ""
 
 
-@with_loop
+@in_loop_within(TEST_LIMIT_S)
 async def test_a_lost_connection_is_said(model_dir: Path, page: Page) -> None:
     async with stack(model_dir, hang) as made:
         await seen(page.open, made.base_url)
@@ -180,7 +181,7 @@ async def test_a_lost_connection_is_said(model_dir: Path, page: Page) -> None:
         assert await seen(page.texts, ".assistant .text") == ["x"]
 
 
-@with_loop
+@in_loop_within(TEST_LIMIT_S)
 async def test_the_key_stays_in_the_tab(model_dir: Path, page: Page) -> None:
     async with stack(model_dir, api_key="s3cret-key") as made:
         made.say("ok")
@@ -199,7 +200,7 @@ async def test_the_key_stays_in_the_tab(model_dir: Path, page: Page) -> None:
         assert kept[1:] == ["{}", ""]
 
 
-@with_loop
+@in_loop_within(TEST_LIMIT_S)
 async def test_colours_follow_the_system_or_the_choice(model_dir: Path, page: Page) -> None:
     ground = "return getComputedStyle(document.body).backgroundColor"
 
