@@ -2,8 +2,8 @@
 
 A worker that lost its connection attaches again with the number of its process. What the scheduler then still knows of
 who was in flight is taken off the crash_group_sizes that routers bring. Knows streams and numbers; must not know the
-core. What is forgotten, by a bound or a restart, counts as a crash: then a request that lost replicas twice while alone
-there fails, which is the lesser evil.
+core. What is forgotten, by a bound or a restart, and a process that is not back yet, count as a crash: then a request
+that lost two replicas while alone there fails, which is the lesser evil.
 """
 
 from __future__ import annotations

@@ -252,7 +252,9 @@ class World:
         if not isinstance(end, Failed):
             return
         may_crash_alone = {Misfortune.WORKER_DIES, Misfortune.WORKER_LEAVES}
-        if Misfortune.SCHEDULER_DIES in scenario.misfortunes:  # which forgets whose process came back
+        # A scheduler that starts anew does not know whose process came back; and a request may lose a second worker
+        # before the first one is back.
+        if Misfortune.SCHEDULER_DIES in scenario.misfortunes or scenario.num_workers > 1:
             may_crash_alone.add(Misfortune.ATTACH_BREAKS)
         excuses = {
             "the prompt is too long": wanted.is_too_long and end.kind is ErrorKind.INVALID_ARGUMENT,
