@@ -99,7 +99,7 @@ async def test_grpc_js_streams_a_chat(grpc_client: Path, model_dir: Path) -> Non
     async with stack(model_dir, api_key="k") as made:
         made.say(TEXT)
         words = (str(ROOT / "protos"), made.grpc_address)
-        code, out, err = await run(grpc_client, *words, request(max_tokens=50), "k", "0")
+        code, out, err = await run(grpc_client, *words, request(maxTokens=50), "k", "0")
         assert (code, err) == (0, "")
         *events, end = map(json.loads, out.splitlines())
         assert end["status"]["code"] == 0
