@@ -60,7 +60,7 @@ DECODE: dict[tuple[int, int, int], DecodeConfig] = {
 
 PREFILL: dict[tuple[int, int, int], PrefillConfig] = {
     (80, 64, 2): PrefillConfig(128, 64, 8, 3),
-    (80, 128, 2): PrefillConfig(128, 64, 8, 3),
+    (80, 128, 2): PrefillConfig(128, 32, 8, 3),
     (80, 256, 2): PrefillConfig(64, 32, 8, 3),
     (86, 64, 2): PrefillConfig(128, 64, 8, 3),
     (86, 128, 2): PrefillConfig(64, 32, 4, 3),

@@ -8,6 +8,7 @@ By hand, with one test's name or none:
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
 import subprocess
@@ -15,6 +16,11 @@ import sys
 from pathlib import Path
 
 import pytest
+
+try:
+    importlib.metadata.distribution("triton")
+except importlib.metadata.PackageNotFoundError:
+    pytest.skip("Triton is not installed: its kernels are not tested", allow_module_level=True)
 
 KERNEL_TESTS = Path(__file__).parent.parent
 # Tests of every backend that cost the interpreter little.
