@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 from octavo.client import Client, OctavoError
@@ -50,6 +51,8 @@ def main() -> int:
             wait_until_ready(client, stack)
             answer = client.chat([{"role": "user", "content": "Name a colour."}], max_tokens=16, temperature=0)
         print(f"the wheel answers: {answer.text!r}")
+        with urllib.request.urlopen(f"http://127.0.0.1:{http_port}/web/chat.js") as page:
+            assert page.read(), "the chat page is not in the wheel"
         assert answer.text.strip(), "an empty answer"
     finally:
         stack.send_signal(signal.SIGINT)

@@ -131,6 +131,7 @@ def greeting(router: RouterConfig, metrics: Sequence[str] = ()) -> list[str]:
         f"  HTTP   {scheme}://{http}/v1",
         f"  gRPC   {grpc}",
         "Talk to it:" if not router.asks_for_keys else "Talk to it, with a key in OCTAVO_API_KEY:",
+        *([f"  {scheme}://{http}/ in a browser"] if router.chat_page else []),
         f"  octavo chat --server {grpc}{options}",
         f"  curl {scheme}://{http}/v1/completions {headers} \\",
         '       -d \'{"prompt": "Once upon a time", "max_tokens": 32}\'',

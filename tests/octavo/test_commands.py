@@ -136,6 +136,7 @@ def test_serve_chooses_ports_left_open_so_that_it_can_print_them() -> None:
     assert router.http_port != 0
     assert router.grpc_port != 0
     text = "\n".join(greeting(router))
+    assert "/ in a browser" in text
     assert f"http://127.0.0.1:{router.http_port}/v1" in text
     assert f"octavo chat --server 127.0.0.1:{router.grpc_port}" in text
 
