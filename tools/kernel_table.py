@@ -78,7 +78,7 @@ def attention_kernels(shape: Shape) -> dict[str, Report]:
     device = DeviceShape(architecture(shape.capability), 132)
     backend = TritonBackend(torch.device("cpu"), shape.invariant, shape=device)
     cache = backend.allocate_kv_cache(KVCacheSpec(1, 32, shape.block_size, 8, shape.head_dim, shape.cache_dtype))
-    batch = _batch((100,) if shape.prefill else (1, 1), 300, shape.block_size)
+    batch = ragged_batch((100,) if shape.prefill else (1, 1), 300, shape.block_size)
     qkv = torch.zeros(batch.num_tokens, 48 * shape.head_dim, dtype=shape.dtype)
     table = torch.zeros(512, shape.head_dim // 2)
     spec = AttentionSpec(32, shape.head_dim**-0.5, shape.window, shape.soft_cap)
@@ -89,7 +89,8 @@ def attention_kernels(shape: Shape) -> dict[str, Report]:
     return {report.name: report for report in map(Report, compiled)}
 
 
-def _batch(counts: Sequence[int], context: int, block_size: int) -> RaggedBatch:
+def ragged_batch(counts: Sequence[int], context: int, block_size: int) -> RaggedBatch:
+    """Rows of those many new tokens, each in that context. Positions are not what they should be: nothing runs."""
     blocks = -(-context // block_size)
     starts = torch.tensor([0, *counts]).cumsum(0).int()
     return RaggedBatch(

@@ -34,7 +34,7 @@ class TritonCache:
     layers: tuple[tuple[Tensor, Tensor], ...]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["IDS"])
 def _copy_blocks(SRC, DST, IDS, count, src_plane, dst_plane, block_words, WORDS: tl.constexpr):
     """Program (i, plane) copies pair i of IDS [2, count] in one layer's keys or values, in int32 words."""
     pair = tl.program_id(0)

@@ -24,7 +24,10 @@ from kernels.triton.pages import tile_blocks, tile_rows
 from kernels.triton.softmax import LOWEST, attend_tile, fold_weights, score_tile
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["num_rows", "first_item", "capacity", "table_stride", "window"],
+    do_not_specialize_on_alignment=["TABLES", "QUERY_STARTS", "CONTEXTS", "DECODE_STARTS"],
+)
 def _decode_partitions(
     QUERY,
     KEYS,
@@ -103,7 +106,9 @@ def _decode_partitions(
         tl.store(STATES + line * 2 + 1, total, mask=member < GROUP)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["first_item", "capacity"], do_not_specialize_on_alignment=["QUERY_STARTS", "DECODE_STARTS"]
+)
 def _fold_partitions(
     PARTIALS,
     STATES,

@@ -27,7 +27,7 @@ def _round_for_cache(x, OUT: tl.constexpr):
     return x.to(OUT)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["SLOTS", "POSITIONS"])
 def _rope_write_kv(
     QKV,
     KEYS,

@@ -38,7 +38,7 @@ class TritonLinear:
         return self.weight.shape[0]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _matmul(
     X,
     WEIGHT,

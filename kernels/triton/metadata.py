@@ -35,7 +35,18 @@ _FAULTS = (
 )
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["table_stride", "max_blocks", "num_blocks", "num_tokens"],
+    do_not_specialize_on_alignment=[
+        "QUERY_STARTS",
+        "CONTEXT_LENS",
+        "BLOCK_TABLES",
+        "POSITIONS",
+        "SLOTS",
+        "CONTEXTS",
+        "FAULTS",
+    ],
+)
 def _check_rows(
     QUERY_STARTS,
     CONTEXT_LENS,
@@ -88,7 +99,10 @@ def _check_rows(
     tl.store(FAULTS + row, fault)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["num_rows", "window"],
+    do_not_specialize_on_alignment=["QUERY_STARTS", "CONTEXTS", "DECODE_STARTS", "PREFILL_STARTS"],
+)
 def _sum_work(
     QUERY_STARTS,
     CONTEXTS,
@@ -189,7 +203,7 @@ class TritonPlan:
                 GROUP=group,
                 PREFILL_M=prefill_m,
                 PARTITION=KV_PARTITION,
-                CHUNK=min(_ROWS_AT_ONCE, triton.next_power_of_2(self.batch.num_rows)),
+                CHUNK=_ROWS_AT_ONCE,
                 num_warps=4,
                 **UNFUSED,
             )

@@ -82,7 +82,10 @@ def _attend_range(
     return acc, total, highest
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["num_rows", "table_stride", "window"],
+    do_not_specialize_on_alignment=["TABLES", "QUERY_STARTS", "CONTEXTS", "PREFILL_STARTS"],
+)
 def _prefill(
     QUERY,
     KEYS,
