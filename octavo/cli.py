@@ -127,6 +127,7 @@ COMMANDS: Mapping[str, Command] = {
     "ctl": Command("look into a running scheduler and steer it", _operator("ctl")),
     "top": Command("watch a running scheduler in the terminal", _operator("top")),
     "keys": Command("make, list and revoke API keys", _operator("keys")),
+    "bench": Command("measure how a server answers, and compare results", _operator("bench")),
     "plan": Command("tell what to expect of how many replicas, without any", _operator("plan")),
     "replay": Command("make a recorded scheduler's decisions again", _operator("replay")),
     "doctor": Command("check this machine, the installation and a model", _doctor),

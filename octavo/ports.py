@@ -40,6 +40,18 @@ def port_in_use(host: str, port: int) -> bool:
 
 def port_owner(port: int) -> str | None:
     """The process that listens on the port, as `name (pid 123)`, where the system lets us see it."""
+    pid = port_pid(port)
+    if pid is None:
+        return None
+    try:
+        name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip()
+    except OSError:  # it has just ended
+        return None
+    return f"{name} (pid {pid})"
+
+
+def port_pid(port: int) -> int | None:
+    """The id of the process that listens on the port, where the system lets us see it."""
     if sys.platform != "linux":
         return None
     inodes = {inode for table in ("tcp", "tcp6") for inode in _listening_inodes(Path("/proc/net") / table, port)}
@@ -48,8 +60,7 @@ def port_owner(port: int) -> str | None:
         return None
     for process in Path("/proc").iterdir():
         if process.name.isdigit() and _holds(process, targets):
-            name = (process / "comm").read_text(encoding="utf-8").strip()
-            return f"{name} (pid {process.name})"
+            return int(process.name)
     return None
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+from octavo.bench.options import BenchConfig
 from octavo.commands import vllm_names
 from octavo.commands.planning import PlanConfig, ReplayConfig
 from octavo.options import Limits, Option, add_options, flags_of, option, secrets_of
@@ -95,6 +96,7 @@ GROUPS: Mapping[str, tuple[OptionGroup, ...]] = {
     "router": (OptionGroup("router", RouterConfig),),
     "scheduler": (OptionGroup("scheduler", SchedulerConfig),),
     "worker": (OptionGroup("worker", WorkerConfig),),
+    "bench": (OptionGroup("bench", BenchConfig),),
     "plan": (
         OptionGroup("plan", PlanConfig),
         OptionGroup("scheduler", SchedulerConfig, _SHELL | {"max_num_seqs", "max_num_batched_tokens"}),
