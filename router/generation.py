@@ -6,7 +6,6 @@ sequences whenever the events stop being read, whatever the reason. Knows no pro
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from router.requests import (
     TokenInfo,
     Usage,
 )
+from router.streams.inbox import Inbox
 from router.streams.sequence import SequenceDriver
 from router.streams.types import (
     Completed,
@@ -75,10 +75,10 @@ class StreamContext:
 
 async def run(prepared: Prepared, context: StreamContext) -> AsyncGenerator[Event, None]:
     """The events, ending with one ChoiceEnd a choice and one Usage. Raises RouterError; close it to cancel."""
-    queue: asyncio.Queue[tuple[int, Output]] = asyncio.Queue()
+    inbox = Inbox()
     num_choices = prepared.params.best_of
     choices = [_Choice(index, prepared, _meter(prepared, context)) for index in range(num_choices)]
-    drivers = [_make_driver(prepared, index, context, queue) for index in range(num_choices)]
+    drivers = [_make_driver(prepared, index, context, inbox) for index in range(num_choices)]
     context.metrics.begin(prepared.options.model, prepared.options.tenant, len(prepared.prompt_ids), num_choices)
     trace = None if context.tracer is None else context.tracer.begin(prepared, num_choices)
     failure: BaseException | None = None
@@ -88,9 +88,9 @@ async def run(prepared: Prepared, context: StreamContext) -> AsyncGenerator[Even
                 driver.begin_attempt = trace.attempt
             driver.start()
         while not all(choice.end for choice in choices):
-            index, output = await queue.get()
-            for event in choices[index].take(output, drivers[index]):
-                yield event
+            for index, output in await inbox.take():
+                for event in choices[index].take(output, drivers[index]):
+                    yield event
         yield _usage(prepared, choices)
     except BaseException as error:  # also a reader's going away, which raises inside
         failure = error
@@ -178,7 +178,9 @@ class _Choice:
     def _take_tokens(self, tokens: NewTokens, driver: SequenceDriver) -> Iterable[Event]:
         step = self._text.push(tokens.token_ids)
         used = tokens.token_ids[: step.num_tokens]
-        infos = tuple(self._info(token_id, entry) for token_id, entry in zip(used, tokens.logprobs or (), strict=False))
+        infos: tuple[TokenInfo, ...] = ()
+        if tokens.logprobs:
+            infos = tuple(self._info(token_id, entry) for token_id, entry in zip(used, tokens.logprobs, strict=False))
         self.meter.tokens(len(used))
         piece = ReplyPiece(step.text) if self._reply is None else self._reply.push(step.text)
         yield self._delta(piece, tokens.position, used, infos)
@@ -250,9 +252,7 @@ def _hidden_ids(prepared: Prepared, tokenizer: Tokenizer) -> frozenset[int]:
     return tokenizer.special_ids - {tokenizer.token_id(mark) for mark in marks} if marks else tokenizer.special_ids
 
 
-def _make_driver(
-    prepared: Prepared, index: int, context: StreamContext, queue: asyncio.Queue[tuple[int, Output]]
-) -> SequenceDriver:
+def _make_driver(prepared: Prepared, index: int, context: StreamContext, inbox: Inbox) -> SequenceDriver:
     spec = StreamSpec(
         stream_key=context.draw_key(),
         max_tokens=prepared.params.max_tokens,
@@ -263,7 +263,7 @@ def _make_driver(
         prompt_logprob_positions=prepared.prompt_logprob_positions if index == 0 else None,
     )
     call = scheduler_call(prepared, index, spec)
-    return context.make_driver(spec, call, lambda output: queue.put_nowait((index, output)))
+    return context.make_driver(spec, call, lambda output: inbox.put(index, output))
 
 
 def _error(failed: Failed, grammar_field: str) -> RouterError:

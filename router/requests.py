@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from router.replies.types import ToolCallDelta, join_calls
 from router.sampling import SamplingRequest
@@ -71,8 +71,7 @@ class GenerationRequest:
     """What the answer must be; None leaves it free. From `router.structured`, which knows the fields that say it."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenInfo:
+class TokenInfo(NamedTuple):
     """A token as answers report it. `logprob` is None for the first token of a prompt."""
 
     token_id: int

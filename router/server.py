@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import socket
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import uvicorn
+import uvloop
 from fastapi import FastAPI
 
 from octavo.phases import Phases
@@ -57,7 +59,8 @@ def main(config: RouterConfig) -> int:
     """Serve until a signal; returns the exit status. Raises StartError and SourceError when it cannot start."""
     shutdown = Shutdown()
     try:
-        asyncio.run(_serve(config, shutdown))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(config, shutdown))
     finally:
         shutdown.close()
     return 0
@@ -92,6 +95,9 @@ async def _serve(config: RouterConfig, shutdown: Shutdown) -> None:
             starting.cancel()  # asked to end before there was anything to drain
             return
         await starting
+        # What the start made stays: the collector of garbage need not look through it for every few thousand tokens.
+        gc.collect()
+        gc.freeze()
         names = ", ".join(router.front.catalogue.names)
         _LOG.info("serving %s: HTTP %s, gRPC %s", names, router.http_address, router.grpc_address)
         done, _ = await asyncio.wait({asked, *router.tasks}, return_when=asyncio.FIRST_COMPLETED)

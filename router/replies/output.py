@@ -6,7 +6,7 @@ nothing, there is none, and text is content. Knows no tokens and no protocol.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from router.replies.formats import CallFormat
 from router.replies.reasoning import ReasoningSplitter, ReasoningTags
@@ -49,7 +49,7 @@ class Reply:
         """What this text makes certain."""
         reasoning, content = self._splitter.push(text) if self._splitter else ("", text)
         piece = self._calls.push(content) if self._calls else ReplyPiece(content)
-        return replace(piece, reasoning=reasoning if self._spec.shows_reasoning else "")
+        return piece._replace(reasoning=reasoning if self._spec.shows_reasoning else "")
 
     def finish(self) -> ReplyPiece:
         """No more text: whatever is still held."""
@@ -59,7 +59,7 @@ class Reply:
         else:
             last, rest = self._calls.push(content), self._calls.finish()
             piece = ReplyPiece(last.content + rest.content, "", last.tool_calls + rest.tool_calls)
-        return replace(piece, reasoning=reasoning if self._spec.shows_reasoning else "")
+        return piece._replace(reasoning=reasoning if self._spec.shows_reasoning else "")
 
     @property
     def has_calls(self) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +22,7 @@ class ToolCallDelta:
     """JSON text to append, as the model wrote it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplyPiece:
+class ReplyPiece(NamedTuple):
     """What some text adds to an answer. Pieces joined do not depend on how the text was cut."""
 
     content: str = ""

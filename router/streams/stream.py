@@ -46,6 +46,7 @@ MAX_FRUITLESS_ATTEMPTS = 3
 
 FIRST_BACKOFF_S = 0.05
 LONGEST_BACKOFF_S = 1.0
+_NO_TIMERS = (None, None, None, None)
 
 
 class Stream:
@@ -89,7 +90,9 @@ class Stream:
         if self.ended:
             return None
         timers = (self._retry_at, self._settle_at, self._recovery_at, self._progress.due)
-        return min((at for at in timers if at is not None), default=None)
+        if timers == _NO_TIMERS:  # at nearly every token
+            return None
+        return min(at for at in timers if at is not None)
 
     def start(self) -> tuple[Output, ...]:
         """The first attempt."""
@@ -150,10 +153,9 @@ class Stream:
     # The token path.
 
     def _is_current(self, item: Input) -> bool:
-        if isinstance(item, Availability):
-            return True
-        ours = item.stream_key == self.spec.stream_key if isinstance(item, (TokenDelta, PromptDelta)) else True
-        return ours and item.attempt == self.attempt
+        if isinstance(item, (TokenDelta, PromptDelta)):
+            return item.stream_key == self.spec.stream_key and item.attempt == self.attempt
+        return isinstance(item, Availability) or item.attempt == self.attempt
 
     def _on_tokens(self, delta: TokenDelta, now: float) -> None:
         held = len(self._token_ids)

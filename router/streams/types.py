@@ -1,14 +1,15 @@
 """What goes into and comes out of one sequence's state machine, as frozen values.
 
 Inputs are what the token path and the scheduler say; outputs are what the router must do or may show.
-Knows no proto, socket or clock. Times are seconds on one monotonic clock.
+Knows no proto, socket or clock. Times are seconds on one monotonic clock. What is made for every token is a named
+tuple: a frozen dataclass takes four times as long to make.
 """
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from router.errors import ErrorKind
 
@@ -23,8 +24,7 @@ class Finish(enum.Enum):
     GRAMMAR_ERROR = 5
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(NamedTuple):
     """A token's natural log probability and the likeliest alternatives as (id, logprob), best first.
 
     `token_id` is None where the reader knows the token by its position in the prompt.
@@ -55,8 +55,7 @@ class StreamSpec:
 # Inputs from the token path.
 
 
-@dataclass(frozen=True, slots=True)
-class TokenDelta:
+class TokenDelta(NamedTuple):
     """New tokens from a worker; `position` counts prior tokens. `final_token_id` is the unlisted end or stop token."""
 
     stream_key: int
@@ -168,8 +167,7 @@ class Submit:
     prompt_logprobs_start: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class NewTokens:
+class NewTokens(NamedTuple):
     """The next tokens of the answer, each exactly once and in order, from `position` on."""
 
     position: int

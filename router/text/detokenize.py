@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from octavo.token_bytes import TokenBytes
 from router.text.stop import StopMatcher
@@ -41,18 +41,20 @@ class Detokenizer:
 
     def push(self, ids: Iterable[int]) -> str:
         """The text that these next tokens make certain."""
-        visible = [token_id for token_id in ids if token_id not in self._hidden]
+        hidden = self._hidden
         if self._start.open:
-            data = b"".join([self._start.take(token_id) for token_id in visible])
+            data = b"".join([self._start.take(token_id) for token_id in ids if token_id not in hidden])
         else:
             table = self._table
-            data = b"".join([table[token_id] for token_id in visible])
+            data = b"".join([table[token_id] for token_id in ids if token_id not in hidden])
         if not data:
             return ""
         if self._prompt_tail:
             data = self._join_prompt_tail(data)
-        text, num_used = codecs.utf_8_decode(self._pending + data, "replace", False)
-        self._pending = (self._pending + data)[num_used:]
+        if self._pending:
+            data = self._pending + data
+        text, num_used = codecs.utf_8_decode(data, "replace", False)
+        self._pending = data[num_used:]
         return text
 
     def flush(self) -> str:
@@ -104,8 +106,7 @@ class _TextStart:
         return data
 
 
-@dataclass(frozen=True)
-class TextStep:
+class TextStep(NamedTuple):
     """What some tokens add to one sequence.
 
     `text` may be shown now. `stop` is the stop string that ended the sequence, else None. `num_tokens` counts the
