@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import Empty
 from typing import Protocol
 
 from octavo.internal.v1 import scheduler_pb2, worker_pb2
@@ -23,6 +26,22 @@ from worker_svc.token_outlet import TokenOutlet
 _LOG = logging.getLogger(__name__)
 
 
+# How often a step on the device is looked after while nothing else comes in.
+_POLL_S = 0.0002
+
+
+class InFlight(Protocol):
+    """A step that was launched."""
+
+    def is_done(self) -> bool:
+        """Whether `result` would not wait."""
+        ...
+
+    def result(self) -> StepOutcome:
+        """Waits for it. Raises PlanError when the plan turns out to disagree with the rows."""
+        ...
+
+
 class StepRunner(Protocol):
     """What executes plans: `worker_svc.runner.Runner`, or a simulated one."""
 
@@ -35,9 +54,18 @@ class StepRunner(Protocol):
         """Forgets every row and expects step 1 next."""
         ...
 
-    def run(self, plan: worker_pb2.StepPlan) -> StepOutcome:
-        """One step. Raises PlanError when the plan disagrees with the rows."""
+    def launch(self, plan: worker_pb2.StepPlan) -> InFlight:
+        """Begins one step. Raises PlanError when the plan disagrees with the rows."""
         ...
+
+
+@dataclass(frozen=True)
+class _Running:
+    """A plan whose step was launched, and when."""
+
+    plan: worker_pb2.StepPlan
+    flight: InFlight
+    begun_ns: int
 
 
 class Engine:
@@ -57,14 +85,32 @@ class Engine:
         self._threads = threads
         self._observers = tuple(observers)
         self._attachment: Attachment | None = None
+        # Launched and not published, in order; on a device that does not run ahead there is never one between events.
+        self._running: deque[_Running] = deque()
+        self._last_ended_ns = 0
 
     def run(self, is_draining: Callable[[], bool]) -> None:
         """Handles events until the process is asked to end; the running step is finished and answered."""
         while not is_draining():
-            event = self._inbox.get()
+            event = self._next_event()
             if isinstance(event, Stop):
-                return
-            self.handle(event)
+                break
+            if event is not None:
+                self.handle(event)
+        while self._running:
+            self._publish_first()
+
+    def _next_event(self) -> Event | None:
+        """The next event. While steps run, None once the first of them has been published."""
+        while self._running:
+            if self._running[0].flight.is_done():
+                self._publish_first()
+                return None
+            try:
+                return self._inbox.get(timeout=_POLL_S)
+            except Empty:
+                continue
+        return self._inbox.get()
 
     def handle(self, event: Event) -> None:
         """One event. Those of an attachment other than the present one are dropped."""
@@ -92,6 +138,7 @@ class Engine:
             for observer in self._observers:
                 observer.lost()
         self._attachment = None
+        self._running.clear()
         self._runner.reset()
         self._outlet.reset()
 
@@ -112,23 +159,42 @@ class Engine:
         begun_ns = time.perf_counter_ns()
         try:
             self._check(attachment, plan)
-            outcome = self._runner.run(plan)
+            flight = self._runner.launch(plan)
         except PlanError as error:
-            _LOG.error("step %d: the scheduler's plan disagrees with the worker: %s; attaching anew", plan.step, error)
-            attachment.abandon()
-            self._forget()
+            self._disagree(plan, error)
+            return
+        self._running.append(_Running(plan, flight, begun_ns))
+        while self._running and self._running[0].flight.is_done():
+            self._publish_first()
+
+    def _publish_first(self) -> None:
+        """Ends the first of the running steps: its tokens leave, then its result."""
+        running, attachment = self._running.popleft(), self._attachment
+        assert attachment is not None, "a lost attachment takes its steps along"
+        try:
+            outcome = running.flight.result()
+        except PlanError as error:
+            self._disagree(running.plan, error)
             return
         undelivered, num_refused_sends = self._publish(outcome)
         ended_ns = time.perf_counter_ns()
-        duration_ns = ended_ns - begun_ns
-        result = step_result(outcome, attachment.incarnation, undelivered, duration_ns)
+        # A step that was launched early has waited for the one before.
+        begun_ns = max(running.begun_ns, self._last_ended_ns)
+        self._last_ended_ns = ended_ns
+        result = step_result(outcome, attachment.incarnation, undelivered, ended_ns - begun_ns)
         attachment.say(scheduler_pb2.AttachRequest(result=result))
         if self._observers:
-            step = Step(plan, outcome, begun_ns, ended_ns, undelivered, num_refused_sends)
+            step = Step(running.plan, outcome, begun_ns, ended_ns, undelivered, num_refused_sends)
             for observer in self._observers:
                 observer.stepped(step)
         if self._threads is not None:
-            self._threads.after_step(duration_ns / 1e9)
+            self._threads.after_step((ended_ns - begun_ns) / 1e9)
+
+    def _disagree(self, plan: worker_pb2.StepPlan, error: PlanError) -> None:
+        _LOG.error("step %d: the scheduler's plan disagrees with the worker: %s; attaching anew", plan.step, error)
+        if self._attachment is not None:
+            self._attachment.abandon()
+        self._forget()
 
     def _check(self, attachment: Attachment, plan: worker_pb2.StepPlan) -> None:
         """What the runner cannot know: whom the plan is for, and which routers there are."""

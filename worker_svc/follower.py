@@ -103,7 +103,8 @@ def _step(loaded: LoadedWorker, plan: worker_pb2.StepPlan) -> None:
         loaded.threads.before_step()
     begun_s = time.perf_counter()
     try:
-        loaded.runner.run(plan)
+        # Settled by a later plan, or at once where the device does not run ahead.
+        loaded.runner.launch(plan)
     except PlanError as error:
         _LOG.debug("step %d: %s; rank 0 finds the same and resets", plan.step, error)
         return

@@ -40,7 +40,7 @@ from worker_svc.parallel.agreement import require_equal
 from worker_svc.parallel.group import ALONE, Membership, TPGroup
 from worker_svc.process_memory import return_freed_memory
 from worker_svc.rows import RowLimits
-from worker_svc.runner import Runner, RunnerLimits
+from worker_svc.runner import Runner, RunnerLimits, RunnerParts
 from worker_svc.threads import StepThreads, watched_threads
 from worker_svc.warm_up import PROBE_TEXT, warm_up
 from worker_svc.weights import Checkpoint, WeightsError, load_weights, open_checkpoint
@@ -114,7 +114,7 @@ def load(config: WorkerConfig, phases: Phases, ranks: Membership = ALONE) -> Loa
     )
     # Only now, so that what it takes meanwhile does not decide how many blocks there are.
     grammars = _open_grammars(model, vocabulary)
-    runner = Runner(decoder, backend, cache, limits, host_cache, ranks.group, grammars)
+    runner = Runner(RunnerParts(decoder, backend, cache, host_cache, ranks.group), limits, grammars)
     with phases.phase("warm-up"):
         _warm_up(runner, vocabulary)
     hello = _hello(limits, info, host_cache.spec.num_blocks if host_cache is not None else 0)

@@ -75,7 +75,7 @@ def compute_prompt_logprobs(
     if not wanted.stretches:
         return []
     num_top = max(stretch.num_top for stretch in wanted.stretches)
-    targets = torch.from_numpy(wanted.target_ids)
+    targets = torch.from_numpy(wanted.target_ids).to(hidden.device)
     slices = [
         head.logprobs(hidden[first : first + SLICE_ROWS], targets[first : first + SLICE_ROWS], num_top, vocab_size)
         for first in range(0, len(targets), SLICE_ROWS)

@@ -54,6 +54,8 @@ class RowTable:
     token_ids     [slots, max_model_len]  prompt, then output
     block_tables  [slots, max_blocks]     device block ids in order
     num_tokens, num_prompt_tokens, num_computed_tokens, num_blocks, states  [slots]
+    num_settled_tokens  [slots]           those whose ids are known here; a later one is still being sampled
+    num_admissions      [slots]           how many sequences the slot has held
     """
 
     def __init__(self, limits: RowLimits) -> None:
@@ -66,6 +68,8 @@ class RowTable:
         self.num_computed_tokens: Int64Array = np.zeros(slots, np.int64)
         self.num_blocks: Int64Array = np.zeros(slots, np.int64)
         self.states: npt.NDArray[np.uint8] = np.zeros(slots, np.uint8)
+        self.num_settled_tokens: Int64Array = np.zeros(slots, np.int64)
+        self.num_admissions: Int64Array = np.zeros(slots, np.int64)
 
     @property
     def num_live(self) -> int:
@@ -84,7 +88,8 @@ class RowTable:
         tokens = np.asarray(token_ids, np.int64)
         self._check_admission(slot, tokens, num_prompt, num_computed, len(block_ids))
         self.token_ids[slot, : len(tokens)] = tokens
-        self.num_tokens[slot] = len(tokens)
+        self.num_tokens[slot] = self.num_settled_tokens[slot] = len(tokens)
+        self.num_admissions[slot] += 1
         self.num_prompt_tokens[slot] = num_prompt
         self.num_computed_tokens[slot] = num_computed
         self.num_blocks[slot] = 0
@@ -149,8 +154,17 @@ class RowTable:
 
     def append_tokens(self, slots: Int64Array, token_ids: Int64Array) -> None:
         """One sampled token for each row; there must be room, which ending at the context length keeps true."""
-        self.token_ids[slots, self.num_tokens[slots]] = token_ids
+        self.expect_tokens(slots)
+        self.settle_tokens(slots, token_ids)
+
+    def expect_tokens(self, slots: Int64Array) -> None:
+        """One more token for each row, which is being sampled."""
         self.num_tokens[slots] += 1
+
+    def settle_tokens(self, slots: Int64Array, token_ids: Int64Array) -> None:
+        """The first token of each row that was expected."""
+        self.token_ids[slots, self.num_settled_tokens[slots]] = token_ids
+        self.num_settled_tokens[slots] += 1
 
     def _check_admission(
         self, slot: int, tokens: Int64Array, num_prompt: int, num_computed: int, num_blocks: int

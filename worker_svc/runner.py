@@ -1,13 +1,14 @@
-"""Executes step plans on one replica: applies the plan's deltas to the rows, runs the model, samples, ends rows.
+"""Executes step plans on one replica: applies the plan's deltas to the rows, launches the model, settles its results.
 
-The order of effects is the protocol's: releases, admissions, appended blocks, block copies, compute. Knows rows, model
-and kernels; no sockets. Raises PlanError for a plan that disagrees with the rows; the caller then drops
-them all (`reset`).
+The order of effects is the protocol's: releases, admissions, appended blocks, block copies, compute. On a device that
+runs ahead a step is launched before the last one is settled: its decode rows begin with "the token you sampled last",
+which only the device knows. Knows rows, model and kernels; no sockets. Raises PlanError for a plan that disagrees with
+the rows; the caller then drops them all (`reset`).
 """
 
 from __future__ import annotations
 
-import time
+from collections import deque
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,17 +16,23 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kernels.api import Backend, KVCache, Samples, SamplingBatch
-from octavo.internal.v1 import types_pb2, worker_pb2
-from worker_svc.batch import build_step_input
+from kernels.api import Backend, KVCache
+from octavo.internal.v1 import worker_pb2
+from worker_svc.block_copies import BlockCopies
+from worker_svc.decode_graphs import GraphModel
+from worker_svc.device.api import Aside, Device, Mark
+from worker_svc.device.cpu import CPU
+from worker_svc.device.staging import STEPS_IN_FLIGHT, Downloads
 from worker_svc.grammar import GrammarCompiler
 from worker_svc.model.decoder import Decoder
-from worker_svc.outcome import Addresses, PromptStretch, SampledRows, StepOutcome, TokenLogprobs
+from worker_svc.outcome import Addresses, PromptStretch, StepOutcome
 from worker_svc.output_head import OutputHead
 from worker_svc.parallel.group import ALONE, TPGroup
-from worker_svc.prompt_logprobs import WantedPrompt, compute_prompt_logprobs, cut_logprobs, wanted_prompt
+from worker_svc.prompt_logprobs import WantedPrompt, compute_prompt_logprobs, wanted_prompt
 from worker_svc.rows import Int64Array, PlanError, RowLimits, RowState, RowTable
 from worker_svc.sampling import SamplingTable
+from worker_svc.settling import LaunchedStep, Sampling, Settler, requested_tops
+from worker_svc.step_model import StepModel
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,45 @@ class RunnerLimits:
     max_step_tokens: int
 
 
+@dataclass(frozen=True)
+class RunnerParts:
+    """What one rank computes with. `graph_rows` are the numbers of rows that decode graphs are made for."""
+
+    decoder: Decoder
+    backend: Backend
+    cache: KVCache
+    host_cache: KVCache | None = None
+    group: TPGroup = ALONE.group
+    device: Device = CPU
+    graph_rows: tuple[int, ...] = ()
+
+
+class StepInFlight:
+    """A launched step. Its outcome can be had once; earlier steps are settled first."""
+
+    def __init__(self, runner: Runner, launched: LaunchedStep, aside: Aside | None, mark: Mark) -> None:
+        self.launched = launched
+        self._runner = runner
+        self._aside = aside
+        self._mark = mark
+        self.outcome: StepOutcome | None = None
+
+    def is_done(self) -> bool:
+        """Whether `result` would not wait."""
+        return self.outcome is not None or self._mark.is_reached()
+
+    def result(self) -> StepOutcome:
+        """Waits for it. Raises PlanError where the kernels found that the plan disagrees with the rows."""
+        self._runner.settle_through(self)
+        assert self.outcome is not None, "the runner was reset meanwhile"
+        return self.outcome
+
+    def settle(self, settler: Settler) -> None:
+        """For the runner, in the order of launches."""
+        outcome = settler.settle(self.launched)
+        self.outcome = outcome if self._aside is None else replace(outcome, copy_ns=self._aside.wait_ns())
+
+
 class Runner:
     """One replica's rows and the model that advances them. Used by one thread.
 
@@ -43,22 +89,9 @@ class Runner:
     0's outcomes are the replica's.
     """
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        backend: Backend,
-        cache: KVCache,
-        limits: RunnerLimits,
-        host_cache: KVCache | None = None,
-        group: TPGroup = ALONE.group,
-        grammars: GrammarCompiler | None = None,
-    ) -> None:
+    def __init__(self, parts: RunnerParts, limits: RunnerLimits, grammars: GrammarCompiler | None = None) -> None:
         self.limits = limits
-        self._decoder = decoder
-        self._backend = backend
-        self._cache = cache
-        self._host_cache = host_cache
-        self._head = OutputHead(decoder, backend, group)
+        self._device = parts.device
         self._rows = RowTable(limits.rows)
         self._sampling = SamplingTable(self._rows, grammars)
         # By slot; meaningless where the slot is empty.
@@ -66,6 +99,12 @@ class Runner:
         self._addresses = Addresses(
             np.zeros(num_slots, np.uint64), np.zeros(num_slots, np.uint64), np.zeros(num_slots, np.int64)
         )
+        self._head = OutputHead(parts.decoder, parts.backend, parts.group)
+        model = GraphModel(parts.decoder, parts.backend, parts.cache)
+        self._model = StepModel(parts.device, self._rows, model, parts.graph_rows)
+        self._copies = BlockCopies(parts.device, parts.backend, self._rows, parts.cache, parts.host_cache)
+        self._settler = Settler(self._rows, self._sampling, self._addresses, Downloads(parts.device))
+        self._unsettled: deque[StepInFlight] = deque()
         self._last_step = 0
 
     @property
@@ -73,21 +112,57 @@ class Runner:
         """Rows that have not ended."""
         return self._rows.num_live
 
+    def capture_graphs(self) -> None:
+        """Makes the graphs of decode steps, where the device has any."""
+        self._model.capture()
+
     def reset(self) -> None:
         """Forgets every row and expects step 1 next. What the blocks hold is garbage from here on."""
         self._rows.reset()
+        self._unsettled.clear()
         self._last_step = 0
 
-    @torch.inference_mode()
     def run(self, plan: worker_pb2.StepPlan) -> StepOutcome:
-        """One step. Raises PlanError before anything is computed when the plan disagrees with the rows."""
+        """One step, launched and settled. Raises PlanError as `launch` and `StepInFlight.result` do."""
+        return self.launch(plan).result()
+
+    @torch.inference_mode()
+    def launch(self, plan: worker_pb2.StepPlan) -> StepInFlight:
+        """Begins one step, while the one before may still run.
+
+        Raises PlanError before anything is computed when the plan disagrees with the rows.
+        """
         if plan.step != self._last_step + 1:
             raise PlanError(f"the plan is for step {plan.step}, the worker expects {self._last_step + 1}")
         self._last_step = plan.step
-        self._apply_deltas(plan)
-        slots, counts = self._checked_rows(plan)
-        copy_ns = self._copy_blocks(plan)
-        return replace(self._compute(plan.step, slots, counts), copy_ns=copy_ns)
+        self._settle_before(plan)
+        self._model.inputs.begin_step()
+        with self._device.range(f"step {plan.step}"):
+            self._apply_deltas(plan)
+            slots, counts = self._checked_rows(plan)
+            aside = self._copies.launch(plan)
+            launched, mark = self._compute(plan.step, slots, counts)
+        flight = StepInFlight(self, launched, aside, mark)
+        self._unsettled.append(flight)
+        if launched.prompt_stretches or not self._device.runs_ahead:
+            self.settle_through(flight)
+        return flight
+
+    def settle_through(self, flight: StepInFlight) -> None:
+        """Settles this step and those before it, if they are not."""
+        while flight.outcome is None and self._unsettled:
+            self._unsettled.popleft().settle(self._settler)
+
+    def _settle_before(self, plan: worker_pb2.StepPlan) -> None:
+        """All but the last step; that one too where the plan touches what its tokens decide."""
+        while len(self._unsettled) >= STEPS_IN_FLIGHT:
+            self.settle_through(self._unsettled[0])
+        if not self._unsettled:
+            return
+        slots = np.array([slot for slot in plan.row_slots if slot < self.limits.rows.num_slots], np.int64)
+        undecided = set().union(*(flight.launched.slots.tolist() for flight in self._unsettled))
+        if not undecided.isdisjoint(plan.released_slots) or self._sampling.needs_settled(slots):
+            self.settle_through(self._unsettled[-1])
 
     def _apply_deltas(self, plan: worker_pb2.StepPlan) -> None:
         for slot in plan.released_slots:
@@ -133,55 +208,39 @@ class Runner:
         self._rows.check_run(slots, starts, counts)
         return slots, counts
 
-    def _copy_blocks(self, plan: worker_pb2.StepPlan) -> int:
-        """Between the tiers; returns the nanoseconds that it took, by which the scheduler weighs copies."""
-        device_to_host = list(plan.demote_device_ids), list(plan.demote_host_ids)
-        host_to_device = list(plan.promote_host_ids), list(plan.promote_device_ids)
-        if not any((*device_to_host, *host_to_device)):
-            return 0
-        if self._host_cache is None:
-            raise PlanError("the plan copies blocks between device and host, the worker has no host blocks")
-        begun_ns = time.perf_counter_ns()
-        try:
-            self._backend.copy_blocks(self._cache, device_to_host[0], self._host_cache, device_to_host[1])
-            self._backend.copy_blocks(self._host_cache, host_to_device[0], self._cache, host_to_device[1])
-        except ValueError as error:
-            raise PlanError(f"the plan's block copies: {error}") from error
-        return time.perf_counter_ns() - begun_ns
-
-    def _compute(self, step: int, plan_slots: Int64Array, plan_counts: Int64Array) -> StepOutcome:
-        """Runs the live rows. A row samples when the step reaches the end of its known tokens."""
+    def _compute(self, step: int, plan_slots: Int64Array, plan_counts: Int64Array) -> tuple[LaunchedStep, Mark]:
+        """Launches the live rows. A row samples when the step reaches the end of its known tokens."""
         rows = self._rows
-        plan_rows = np.flatnonzero(rows.states[plan_slots] == RowState.LIVE)
+        plan_rows = np.flatnonzero(self._is_going(plan_slots))
         slots, counts = plan_slots[plan_rows], plan_counts[plan_rows]
         if not len(slots):
-            return StepOutcome(step, len(plan_slots), (), ())
+            return LaunchedStep(step, len(plan_slots), None, (_NONE, _NONE), ()), self._device.mark()
+        self._copies.await_for(slots)
         sampling = np.flatnonzero(rows.num_computed_tokens[slots] + counts == rows.num_tokens[slots])
         prompt = wanted_prompt(rows, self._sampling, slots, counts)
         # The wanted hidden states, in order: one per sampling row, then those of prompt positions.
-        hidden = self._forward(slots, counts, np.concatenate([np.cumsum(counts)[sampling] - 1, prompt.token_indexes]))
+        wanted = np.concatenate([np.cumsum(counts)[sampling] - 1, prompt.token_indexes])
+        found = self._model.forward(slots, counts, wanted)
         rows.commit(slots, counts)
-        stretches = self._prompt_stretches(prompt, hidden[len(sampling) :], plan_rows, slots)
+        stretches = self._prompt_stretches(prompt, found.hidden[len(sampling) :], plan_rows, slots)
         broken = _broken_rows(plan_rows, stretches)
-        groups = [self._sample(hidden[: len(sampling)], plan_rows[sampling], slots[sampling], broken[sampling])]
-        if broken.any():
-            failing = np.setdiff1d(np.flatnonzero(broken), sampling)
-            groups.append(self._fail(plan_rows[failing], slots[failing]))
-        return StepOutcome(
-            step,
-            len(plan_slots),
-            tuple(group for group in groups if group is not None),
-            tuple(stretch for stretch in stretches if stretch.is_finite),
-        )
+        faults = () if found.faults is None else (found.faults,)
+        sampled = None
+        if len(sampling):
+            with self._device.range(f"sampling of {len(sampling)} rows"):
+                chosen = plan_rows[sampling], slots[sampling], broken[sampling]
+                sampled = self._sample(found.hidden[: len(sampling)], *chosen, faults)
+        failing = np.setdiff1d(np.flatnonzero(broken), sampling)
+        launched = LaunchedStep(step, len(plan_slots), sampled, (plan_rows[failing], slots[failing]), stretches)
+        return launched, self._device.mark() if sampled is None else sampled.fetched.mark
 
-    def _forward(self, slots: Int64Array, counts: Int64Array, wanted: Int64Array) -> Tensor:
-        """Hidden states of the wanted tokens of the step, in the order of `wanted`."""
-        step_input = build_step_input(self._rows, slots, counts)
-        attention = self._backend.plan_attention(step_input.batch, self._cache)
-        is_all = len(wanted) == step_input.batch.num_tokens and bool((wanted[1:] > wanted[:-1]).all())
-        return self._decoder.forward(
-            step_input.token_ids, attention, self._cache, None if is_all else torch.from_numpy(wanted)
-        )
+    def _is_going(self, slots: Int64Array) -> npt.NDArray[np.bool_]:
+        """Live, and not ending by their length with a token that is still being sampled."""
+        rows = self._rows
+        num_tokens = rows.num_tokens[slots]
+        is_last = (rows.num_settled_tokens[slots] < num_tokens) & self._sampling.at_length(slots, num_tokens)
+        is_going: npt.NDArray[np.bool_] = (rows.states[slots] == RowState.LIVE) & ~is_last
+        return is_going
 
     def _prompt_stretches(
         self, prompt: WantedPrompt, hidden: Tensor, plan_rows: Int64Array, slots: Int64Array
@@ -193,59 +252,29 @@ class Runner:
         )
 
     def _sample(
-        self, hidden: Tensor, plan_rows: Int64Array, slots: Int64Array, broken: npt.NDArray[np.bool_]
-    ) -> SampledRows | None:
-        """One token for each row; rows that are `broken` already end, whatever their own logits hold."""
-        if not len(slots):
-            return None
-        rows = self._rows
+        self,
+        hidden: Tensor,
+        plan_rows: Int64Array,
+        slots: Int64Array,
+        broken: npt.NDArray[np.bool_],
+        faults: tuple[Tensor, ...],
+    ) -> Sampling:
+        """Launches one token for each row; rows that are `broken` end, whatever their own logits hold."""
         batch = self._sampling.batch(slots)
-        samples = self._head.sample(hidden, batch)
-        token_ids, finite = samples.token_ids.cpu().numpy(), samples.finite.cpu().numpy() & ~broken
-        reasons = self._sampling.finish_reasons(slots, token_ids, finite)
-        listed = (reasons == 0) | (reasons == types_pb2.FINISH_REASON_LENGTH)
-        output_positions = rows.num_tokens[slots] - rows.num_prompt_tokens[slots]
-        rows.append_tokens(slots[listed], token_ids[listed])
-        for slot in slots[reasons != 0].tolist():
-            rows.end(slot)
-        return SampledRows(
+        samples = self._head.sample(hidden, self._model.inputs.sampling(batch))
+        self._model.inputs.remember(slots, samples.token_ids)
+        self._rows.expect_tokens(slots)
+        return Sampling(
             plan_rows=plan_rows,
-            addresses=self._addresses.take(slots),
-            token_ids=token_ids,
-            listed=listed,
-            finish_reasons=reasons,
-            output_positions=output_positions,
-            logprobs=self._token_logprobs(samples, batch, slots, listed),
+            slots=slots,
+            num_tokens=self._rows.num_tokens[slots],
+            broken=broken,
+            num_tops=requested_tops(samples, batch, self._sampling, slots),
+            fetched=self._settler.fetch(samples, faults),
         )
 
-    def _fail(self, plan_rows: Int64Array, slots: Int64Array) -> SampledRows | None:
-        """Ends rows of inner chunks whose prompt logits were not finite."""
-        if not len(slots):
-            return None
-        for slot in slots.tolist():
-            self._rows.end(slot)
-        return SampledRows(
-            plan_rows=plan_rows,
-            addresses=self._addresses.take(slots),
-            token_ids=np.zeros(len(slots), np.int64),
-            listed=np.zeros(len(slots), bool),
-            finish_reasons=np.full(len(slots), types_pb2.FINISH_REASON_NUMERIC_ERROR, np.int64),
-            output_positions=self._rows.num_tokens[slots] - self._rows.num_prompt_tokens[slots],
-            logprobs={},
-        )
 
-    def _token_logprobs(
-        self, samples: Samples, batch: SamplingBatch, slots: Int64Array, listed: npt.NDArray[np.bool_]
-    ) -> dict[int, TokenLogprobs]:
-        """By index into the sampled rows, for those that asked and whose token is listed."""
-        if samples.logprobs is None:
-            return {}
-        num_tops = {row: self._sampling[int(slots[row])].num_logprobs or 0 for row in batch.logprob_rows.tolist()}
-        return {
-            row: cut_logprobs(samples.logprobs, slice(index, index + 1), min(num_top, batch.num_top))
-            for index, (row, num_top) in enumerate(num_tops.items())
-            if listed[row]
-        }
+_NONE: Int64Array = np.zeros(0, np.int64)
 
 
 def _broken_rows(plan_rows: Int64Array, stretches: tuple[PromptStretch, ...]) -> npt.NDArray[np.bool_]:

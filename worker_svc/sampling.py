@@ -83,6 +83,7 @@ class SamplingTable:
         self._ends_some: npt.NDArray[np.bool_] = np.zeros(rows.limits.vocab_size, bool)
         # Of the last step's rows: from one decode step to the next they are mostly the same.
         self._group: _Group | None = None
+        self._has_penalty: npt.NDArray[np.bool_] = np.zeros(slots, bool)
         # [slots]: whether the row wants logprobs of prompt tokens; few steps have one that does.
         self.wants_prompt_logprobs: npt.NDArray[np.bool_] = np.zeros(slots, bool)
 
@@ -100,6 +101,7 @@ class SamplingTable:
             raise PlanError(f"slot {slot}: {num_outputs} output tokens, max_tokens is {params.max_tokens}")
         own = self._slot_sampling(slot, params)
         self._slots[slot], self._group = own, None
+        self._has_penalty[slot] = own.has_penalty
         self._ends_some[own.final_ids] = True
         self._temperatures[slot] = params.temperature
         self._top_ks[slot] = min(params.top_k, self._rows.limits.vocab_size)
@@ -187,14 +189,23 @@ class SamplingTable:
         )
         return _Group(slots.tobytes(), own, penalised, batch)
 
-    def finish_reasons(self, slots: Int64Array, token_ids: Int64Array, finite: npt.NDArray[np.bool_]) -> Int64Array:
-        """Why each row ends with this token (a FinishReason), or 0; before the tokens are appended.
+    def needs_settled(self, slots: Int64Array) -> bool:
+        """Whether what one of these rows may sample depends on the tokens before, not on their number alone."""
+        return bool((self._has_penalty[slots] | self._grammars.active[slots]).any())
+
+    def at_length(self, slots: Int64Array, num_tokens: Int64Array) -> npt.NDArray[np.bool_]:
+        """Whether each row ends with its `num_tokens`-th token, whatever that is."""
+        return num_tokens >= self._longest[slots]
+
+    def finish_reasons(
+        self, slots: Int64Array, token_ids: Int64Array, finite: npt.NDArray[np.bool_], num_tokens: Int64Array
+    ) -> Int64Array:
+        """Why each row ends with this token, its `num_tokens`-th (a FinishReason), or 0.
 
         Once for each token, for rows' grammars follow it. The end set comes before the request's stop ids, and both
         before a length: a sequence whose last permitted token is an end token ended by it.
         """
-        at_length = self._rows.num_tokens[slots] + 1 >= self._longest[slots]
-        reasons = at_length * np.int64(types_pb2.FINISH_REASON_LENGTH)
+        reasons = self.at_length(slots, num_tokens) * np.int64(types_pb2.FINISH_REASON_LENGTH)
         if not finite.all():
             # Their token ids mean nothing.
             token_ids = np.where(finite, token_ids, 0)

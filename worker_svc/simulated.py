@@ -65,6 +65,19 @@ class LoadedSimulation:
     threads: None = None
 
 
+@dataclass(frozen=True)
+class SimulatedStep:
+    """A step that is over."""
+
+    outcome: StepOutcome
+
+    def is_done(self) -> bool:
+        return True
+
+    def result(self) -> StepOutcome:
+        return self.outcome
+
+
 class SimulatedRunner:
     """One replica's rows. `wait_s` waits; tests give one that does not."""
 
@@ -85,6 +98,10 @@ class SimulatedRunner:
         """Forgets every row and expects step 1 next."""
         self._rows.reset()
         self._last_step = 0
+
+    def launch(self, plan: worker_pb2.StepPlan) -> SimulatedStep:
+        """One step, which is over when this returns. Raises PlanError when the plan disagrees with the rows."""
+        return SimulatedStep(self.run(plan))
 
     def run(self, plan: worker_pb2.StepPlan) -> StepOutcome:
         """One step, as long as it would take. Raises PlanError when the plan disagrees with the rows."""

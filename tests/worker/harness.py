@@ -22,7 +22,7 @@ from worker_svc.model.sharding import shard_model
 from worker_svc.outcome import StepOutcome, TokenLogprobs
 from worker_svc.parallel.group import ALONE, TPGroup
 from worker_svc.rows import RowLimits
-from worker_svc.runner import Runner, RunnerLimits
+from worker_svc.runner import Runner, RunnerLimits, RunnerParts
 from worker_svc.weights import load_weights, open_checkpoint
 
 
@@ -66,7 +66,8 @@ def build_runner(
         num_blocks=shape.num_blocks,
         vocab_size=shape.vocab_size or config.num_embedding_rows,
     )
-    return Runner(decoder, backend, cache, RunnerLimits(rows, shape.max_step_tokens), host, group, grammars)
+    parts = RunnerParts(decoder, backend, cache, host, group)
+    return Runner(parts, RunnerLimits(rows, shape.max_step_tokens), grammars)
 
 
 def _cache_spec(config: ModelConfig, shape: RunnerShape, num_blocks: int, dtype: torch.dtype) -> KVCacheSpec:

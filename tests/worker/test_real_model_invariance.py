@@ -187,7 +187,7 @@ def test_another_worker_of_the_same_numerics_goes_on_alike(worker: Worker) -> No
     second = load(config, Phases())
     # Scheduled events, and so receipts, repeat these two fields of Hello.
     model = second.hello.model
-    versions = {name: importlib.metadata.version(name) for name in ("octavo", "torch")}
+    versions = {name: importlib.metadata.version(name) for name in ("octavo", "torch", "llguidance")}
     capability = torch.backends.cpu.get_cpu_capability()
     assert model.batch_invariant
     assert model.numerics == numerics_fingerprint(

@@ -175,7 +175,7 @@ def test_the_prompt_logprobs_are_the_output_logprobs(driver: Driver) -> None:
 
 
 def _poison(driver: Driver, token_id: int) -> torch.Tensor:
-    embedding = driver.runner._decoder._weights.embedding.table
+    embedding = driver.runner._head._decoder._weights.embedding.table
     row = embedding[token_id].clone()
     embedding[token_id] = math.nan
     return row
@@ -189,7 +189,7 @@ def test_a_numeric_error_ends_one_row(driver: Driver) -> None:
         asking = driver.add([77] * 20, sampling(num_prompt_logprobs=0))
         driver.finish(good, bad, asking, chunk=8)
     finally:
-        driver.runner._decoder._weights.embedding.table[77] = row
+        driver.runner._head._decoder._weights.embedding.table[77] = row
     assert (good.output, good.finish) == (alone, LENGTH)
     assert (bad.output, bad.finish) == ([], NUMERIC_ERROR)
     # Not a number crosses to a client: the row ends with the chunk that showed it.

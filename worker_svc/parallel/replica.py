@@ -23,8 +23,7 @@ from worker_svc.parallel.place import RankPlace, launched_place
 from worker_svc.parallel.sockets import listen
 
 if TYPE_CHECKING:
-    from worker_svc.engine import StepRunner
-    from worker_svc.outcome import StepOutcome
+    from worker_svc.engine import InFlight, StepRunner
     from worker_svc.parallel.group import Membership
 
 _LOG = logging.getLogger(__name__)
@@ -151,9 +150,9 @@ class LeadingRunner:
         self._sender.send(ranks_pb2.RankOrder(reset=True))
         self._runner.reset()
 
-    def run(self, plan: worker_pb2.StepPlan) -> StepOutcome:
+    def launch(self, plan: worker_pb2.StepPlan) -> InFlight:
         self._sender.send(ranks_pb2.RankOrder(plan=plan))
-        return self._runner.run(plan)
+        return self._runner.launch(plan)
 
 
 def replica_of(config: WorkerConfig, environment: Mapping[str, str]) -> Replica:
