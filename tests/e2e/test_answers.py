@@ -64,7 +64,7 @@ def test_a_seeded_answer_repeats_and_choices_differ(stack: Stack) -> None:
     assert alone.choices[0].token_ids == first.choices[0].token_ids
 
 
-def test_64_clients_on_a_small_pool_get_the_text_they_get_alone(stack: Stack) -> None:
+def test_f36_64_clients_on_a_small_pool_get_the_text_they_get_alone(stack: Stack) -> None:
     prompts = [f"Story number {i}: {'once upon a time ' * (i % 7)}there was a" for i in range(64)]
 
     async def ask(client: AsyncClient, i: int) -> tuple[list[int], str]:
@@ -131,13 +131,13 @@ def test_octavo_generate_answers_once(stack: Stack) -> None:
     assert "Paris" in done.stdout
 
 
-def test_everything_listens_on_loopback(stack: Stack) -> None:
+def test_f68_everything_listens_on_loopback(stack: Stack) -> None:
     found = [pair for pid in children_of(stack.process.pid) for pair in listeners_of(pid)]
     assert found
     assert {address for address, _ in found} <= LOOPBACK
 
 
-def test_prompts_and_answers_are_not_in_the_log(stack: Stack) -> None:
+def test_f72_prompts_and_answers_are_not_in_the_log(stack: Stack) -> None:
     canary = "xylophone-canary-4711"
     with Client(stack.grpc) as client:
         client.generate(f"Repeat: {canary}", max_tokens=8)

@@ -49,14 +49,14 @@ def test_a_stream_survives_kill_9(mortal: Stack, service: str, sampling: dict[st
     assert stream.result.choices[0].receipt.attempts > 1
 
 
-def test_readiness_follows_the_worker(mortal: Stack) -> None:
+def test_f44_readiness_follows_the_worker(mortal: Stack) -> None:
     mortal.wait_until_ready()
     kill(mortal, "worker")
     eventually(lambda: mortal.ready()[0] == 503, 2.0, "not ready while the worker is dead")
     mortal.wait_until_ready()
 
 
-def test_one_ctrl_c_drains(mortal: Stack) -> None:
+def test_f46_one_ctrl_c_drains(mortal: Stack) -> None:
     mortal.wait_until_ready()
     got: list[int] = []
     started = threading.Event()

@@ -83,7 +83,7 @@ def test_a_path_that_does_not_exist_is_named() -> None:
     assert "no/such/model" in last
 
 
-def test_a_missing_tensor_is_the_last_line(tmp_path: Path) -> None:
+def test_f50_a_missing_tensor_is_the_last_line(tmp_path: Path) -> None:
     source = resolve("default")
     model = tmp_path / "model"
     shutil.copytree(source.directory, model)

@@ -15,7 +15,7 @@ SIZES = [
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_everything_is_held_and_query_heads_meet_their_own_kv_heads(sizes: DividedSizes) -> None:
+def test_f56_everything_is_held_and_query_heads_meet_their_own_kv_heads(sizes: DividedSizes) -> None:
     per_kv = sizes.num_heads // sizes.num_kv_heads
     for num_ranks in possible_sizes(sizes):
         shares = [share_of(sizes, rank, num_ranks) for rank in range(num_ranks)]
@@ -49,6 +49,6 @@ def test_rank_0_never_has_more_heads_than_others() -> None:
         (DividedSizes(8, 8, 64, 3), 4, "vocab_size 3 is less than 4"),
     ],
 )
-def test_what_cannot_be_shared_is_refused(sizes: DividedSizes, num_ranks: int, message: str) -> None:
+def test_f56_what_cannot_be_shared_is_refused(sizes: DividedSizes, num_ranks: int, message: str) -> None:
     with pytest.raises(ShardingError, match=message):
         share_of(sizes, 0, num_ranks)

@@ -303,7 +303,7 @@ async def test_prompts_are_cut_on_request(model_dir: Path) -> None:
 
 
 @in_loop
-async def test_each_choice_has_one_role_and_one_finish(model_dir: Path) -> None:
+async def test_f08_each_choice_has_one_role_and_one_finish(model_dir: Path) -> None:
     async with stack(model_dir) as made:
         made.say("abcde")
         for options, with_usage in (({}, False), ({"include_usage": False}, False), ({"include_usage": True}, True)):

@@ -29,7 +29,7 @@ async def refused(made: Stack, path: str, body: Any, status: int = 400) -> dict[
 
 
 @in_loop
-async def test_bad_prompts_are_refused_with_their_index(model_dir: Path) -> None:
+async def test_f28_bad_prompts_are_refused_with_their_index(model_dir: Path) -> None:
     async with stack(model_dir) as made:
         vocab = made.tokenizer.vocab_size
         cases: list[tuple[Any, str]] = [
@@ -52,7 +52,7 @@ async def test_bad_prompts_are_refused_with_their_index(model_dir: Path) -> None
 
 
 @in_loop
-async def test_out_of_vocabulary_ids_are_refused(model_dir: Path) -> None:
+async def test_f12_out_of_vocabulary_ids_are_refused(model_dir: Path) -> None:
     async with stack(model_dir) as made:
         vocab = made.tokenizer.vocab_size
         for bias in ({str(vocab): 5}, {"-1": 5}, {"abc": 1}, {"5": 101}, {"5": None}, [1]):
@@ -115,7 +115,7 @@ async def test_what_a_chat_cannot_do_is_refused_by_its_path(model_dir: Path) -> 
 
 
 @in_loop
-async def test_a_model_without_a_template_still_completes(tmp_path: Path) -> None:
+async def test_f20_a_model_without_a_template_still_completes(tmp_path: Path) -> None:
     async with stack(write_text_model(tmp_path, template="")) as made:
         error = await refused(made, "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
         assert "chat_template" in error["message"]
@@ -140,7 +140,7 @@ BAD_BODIES = [
 
 
 @in_loop
-async def test_bodies_that_are_no_text_or_no_json(model_dir: Path) -> None:
+async def test_f32_bodies_that_are_no_text_or_no_json(model_dir: Path) -> None:
     async with stack(model_dir) as made:
         for raw in BAD_BODIES:
             answer = await made.http.post("/v1/completions", content=raw)
@@ -149,7 +149,7 @@ async def test_bodies_that_are_no_text_or_no_json(model_dir: Path) -> None:
 
 
 @in_loop
-async def test_nul_and_a_byte_order_mark_are_legal(model_dir: Path) -> None:
+async def test_f32_nul_and_a_byte_order_mark_are_legal(model_dir: Path) -> None:
     async with stack(model_dir) as made:
         made.say("ok")
         assert (await made.http.post("/v1/completions", json={"prompt": "a\0b"})).status_code == 200
@@ -159,7 +159,7 @@ async def test_nul_and_a_byte_order_mark_are_legal(model_dir: Path) -> None:
 
 
 @in_loop
-async def test_oversize_bodies_are_refused_by_their_bytes(model_dir: Path) -> None:
+async def test_f30_oversize_bodies_are_refused_by_their_bytes(model_dir: Path) -> None:
     async with stack(model_dir, max_message_bytes=2**16) as made:
         error = await refused(made, "/v1/completions", {"prompt": "a" * 2**16}, 413)
         assert "--max-message-bytes" in error["message"]
@@ -178,7 +178,7 @@ async def test_oversize_bodies_are_refused_by_their_bytes(model_dir: Path) -> No
 
 
 @in_loop
-async def test_health_answers_while_a_long_prompt_is_encoded(tmp_path: Path) -> None:
+async def test_f30_health_answers_while_a_long_prompt_is_encoded(tmp_path: Path) -> None:
     async with stack(write_text_model(tmp_path, ["x" * 40_000])) as made:
         made.say("ok")
         text = "ab" * 250_000  # within what the longest token would allow, far over what fits
@@ -194,7 +194,7 @@ async def test_health_answers_while_a_long_prompt_is_encoded(tmp_path: Path) -> 
 
 
 @in_loop
-async def test_request_ids_are_echoed_and_never_keys(model_dir: Path) -> None:
+async def test_f42_request_ids_are_echoed_and_never_keys(model_dir: Path) -> None:
     async with stack(model_dir) as made:
         made.say("ok")
         body = {"prompt": "a"}
@@ -271,7 +271,7 @@ async def test_status_pages(model_dir: Path) -> None:
 
 
 @in_loop
-async def test_readiness_follows_the_workers(model_dir: Path) -> None:
+async def test_f44_readiness_follows_the_workers(model_dir: Path) -> None:
     async with stack(model_dir) as made:
         made.scheduler.num_ready_replicas = 0
         phase = types_pb2.StartPhase(name="weights", detail="12/30 tensors", seconds=1.5)
@@ -299,7 +299,7 @@ async def test_another_tokenizer_is_not_served(model_dir: Path) -> None:
 
 
 @in_loop
-async def test_prompts_are_not_logged(model_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_f72_prompts_are_not_logged(model_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with stack(model_dir) as made:
         made.say("ok")

@@ -63,7 +63,7 @@ async def process(model_dir: Path) -> AsyncIterator[Process]:
 
 
 @in_loop
-async def test_a_signal_drains_and_the_process_ends_well(model_dir: Path) -> None:
+async def test_f46_a_signal_drains_and_the_process_ends_well(model_dir: Path) -> None:
     async with process(model_dir) as made, httpx2.AsyncClient(base_url=made.url) as http:
         go_on = asyncio.Event()
 
@@ -84,7 +84,7 @@ async def test_a_signal_drains_and_the_process_ends_well(model_dir: Path) -> Non
 
 
 @in_loop
-async def test_an_idle_router_does_not_linger_over_open_connections(model_dir: Path) -> None:
+async def test_f46_an_idle_router_does_not_linger_over_open_connections(model_dir: Path) -> None:
     async with process(model_dir) as made, httpx2.AsyncClient(base_url=made.url) as http:
         await made.until_logged("ready: tiny")
         assert (await http.get("/health")).status_code == 200  # the connection stays open
@@ -93,7 +93,7 @@ async def test_an_idle_router_does_not_linger_over_open_connections(model_dir: P
 
 
 @in_loop
-async def test_a_second_signal_ends_it_now(model_dir: Path) -> None:
+async def test_f46_a_second_signal_ends_it_now(model_dir: Path) -> None:
     async with process(model_dir) as made, httpx2.AsyncClient(base_url=made.url) as http:
 
         async def never(attempt: Attempt) -> None:

@@ -40,7 +40,7 @@ async def both_ways(made: Stack, body: dict[str, Any]) -> dict[str, Any]:
 
 
 @in_loop
-async def test_a_token_prompt_that_ends_inside_a_character_never_shows(model_dir: Path) -> None:
+async def test_f02_a_token_prompt_that_ends_inside_a_character_never_shows(model_dir: Path) -> None:
     async with stack(model_dir) as made:
         ids = made.ids("SECRET-PREFIX 🌶")
         made.scheduler.behave = speak([*ids[-1:], *made.ids(" ok")])
@@ -58,7 +58,7 @@ async def test_a_token_prompt_that_ends_inside_a_character_never_shows(model_dir
     ],
 )
 @in_loop
-async def test_blanks_at_the_start_of_the_output_stay(
+async def test_f04_blanks_at_the_start_of_the_output_stay(
     tmp_path: Path, style: Any, pieces: list[str], prompt: str, expected: str
 ) -> None:
     async with stack(write_text_model(tmp_path, pieces, style)) as made:
@@ -68,7 +68,7 @@ async def test_blanks_at_the_start_of_the_output_stay(
 
 
 @in_loop
-async def test_a_stop_inside_a_token_cuts_at_the_character(tmp_path: Path) -> None:
+async def test_f06_a_stop_inside_a_token_cuts_at_the_character(tmp_path: Path) -> None:
     async with stack(write_text_model(tmp_path, ["now stop! ", "more"])) as made:
         first = made.tokenizer.vocab_size - 2
         made.scheduler.behave = speak([first, first + 1])
@@ -77,7 +77,7 @@ async def test_a_stop_inside_a_token_cuts_at_the_character(tmp_path: Path) -> No
 
 
 @in_loop
-async def test_a_stop_at_the_first_character_leaves_nothing_but_a_finish(model_dir: Path) -> None:
+async def test_f06_a_stop_at_the_first_character_leaves_nothing_but_a_finish(model_dir: Path) -> None:
     async with stack(model_dir) as made:
         made.say("Ready")
         answer = (await made.http.post("/v1/chat/completions", json={**CHAT, "stop": "R"})).json()
@@ -90,7 +90,7 @@ async def test_a_stop_at_the_first_character_leaves_nothing_but_a_finish(model_d
 
 @pytest.mark.parametrize("stop", ["", [""], ["a", ""]])
 @in_loop
-async def test_an_empty_stop_is_refused(model_dir: Path, stop: Any) -> None:
+async def test_f06_an_empty_stop_is_refused(model_dir: Path, stop: Any) -> None:
     async with stack(model_dir) as made:
         answer = await made.http.post("/v1/completions", json={"prompt": "x", "stop": stop})
         assert answer.status_code == 400
@@ -119,7 +119,7 @@ async def test_stop_tokens_and_the_limit_are_reported(model_dir: Path) -> None:
 
 
 @in_loop
-async def test_usage_comes_once_and_only_when_asked_for(model_dir: Path) -> None:
+async def test_f08_usage_comes_once_and_only_when_asked_for(model_dir: Path) -> None:
     async with stack(model_dir) as made:
         made.say("hello")
         body = {**CHAT, "n": 2, "max_tokens": 5}
@@ -139,7 +139,7 @@ async def test_usage_comes_once_and_only_when_asked_for(model_dir: Path) -> None
 
 
 @in_loop
-async def test_chat_logprobs_carry_raw_bytes(model_dir: Path) -> None:
+async def test_f16_chat_logprobs_carry_raw_bytes(model_dir: Path) -> None:
     text = "a 👩‍🚀"
     async with stack(model_dir) as made:
         made.say(text)
@@ -204,7 +204,7 @@ async def test_prompt_logprobs(model_dir: Path) -> None:
 
 
 @in_loop
-async def test_a_seed_belongs_to_the_request(model_dir: Path) -> None:
+async def test_f10_a_seed_belongs_to_the_request(model_dir: Path) -> None:
     async with stack(model_dir) as made:
         made.say("ok")
         for _ in range(2):

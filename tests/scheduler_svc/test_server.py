@@ -107,7 +107,7 @@ async def send_raw(shell: Shell, data: bytes) -> None:
     ],
     ids=["nothing", "http/1.1", "garbage", "half preface", "half settings", "half headers", "bad stream"],
 )
-def test_garbage_on_the_port_disturbs_nobody(data: bytes) -> None:
+def test_f68_garbage_on_the_port_disturbs_nobody(data: bytes) -> None:
     async def test() -> None:
         async with scheduler() as shell:
             router, worker = await watching(shell), await attaching(shell)

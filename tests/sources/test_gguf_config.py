@@ -57,7 +57,7 @@ def test_every_marked_end_is_an_end(tmp_path: Path) -> None:
     assert generation_config(read_gguf_header(tmp_path / "m.gguf")) == {"eos_token_id": [3, 5]}
 
 
-def test_llama3_scaling_is_recovered_from_its_divisors(tmp_path: Path) -> None:
+def test_f54_llama3_scaling_is_recovered_from_its_divisors(tmp_path: Path) -> None:
     scaling = {
         "rope_type": "llama3",
         "factor": 32.0,
@@ -112,7 +112,7 @@ def test_rope_scaling_is_translated(tmp_path: Path, kind: gguf.RopeScalingType, 
     assert model_config(read_gguf_header(tmp_path / "m.gguf"))["rope_scaling"] == expected
 
 
-def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path) -> None:
+def test_f54_an_unknown_architecture_is_refused_by_name(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "mamba")
     tiny_gguf.finish(writer)
     with pytest.raises(

@@ -40,7 +40,7 @@ def test_sound_files_have_no_problem(model: ModelSource, smollm2: ModelSource) -
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "one.safetensors", "model.safetensors.index.json"])
-def test_empty_absent_and_pointer_files_are_named(model: ModelSource, name: str) -> None:
+def test_f52_empty_absent_and_pointer_files_are_named(model: ModelSource, name: str) -> None:
     path = model.directory / name
     path.write_text(LFS_POINTER)
     (problem,) = inspect_files(model)
@@ -65,7 +65,7 @@ def test_malformed_json_is_named(model: ModelSource) -> None:
     assert kinds == dict.fromkeys(("config.json", "generation_config.json", "tokenizer.json"), ProblemKind.MALFORMED)
 
 
-def test_a_truncated_shard_is_named_with_its_bytes(model: ModelSource) -> None:
+def test_f52_a_truncated_shard_is_named_with_its_bytes(model: ModelSource) -> None:
     path = model.directory / "one.safetensors"
     whole = path.read_bytes()
     for kept in (5, 50, len(whole) - 1):
@@ -78,7 +78,7 @@ def test_a_truncated_shard_is_named_with_its_bytes(model: ModelSource) -> None:
 
 
 @pytest.mark.parametrize("claim", [1 << 20, 1 << 40, 1 << 60, (1 << 64) - 1])
-def test_an_absurd_header_length_costs_nothing(model: ModelSource, claim: int) -> None:
+def test_f52_an_absurd_header_length_costs_nothing(model: ModelSource, claim: int) -> None:
     path = model.directory / "one.safetensors"
     path.write_bytes(claim.to_bytes(8, "little") + path.read_bytes()[8:])
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -101,7 +101,7 @@ def test_an_absurd_header_length_costs_nothing(model: ModelSource, claim: int) -
         (lambda header: header.pop("b"), "its header describes"),
     ],
 )
-def test_offsets_that_do_not_fit_are_named(model: ModelSource, change: Callable[..., object], message: str) -> None:
+def test_f52_offsets_that_do_not_fit_are_named(model: ModelSource, change: Callable[..., object], message: str) -> None:
     path = model.directory / "one.safetensors"
     whole = path.read_bytes()
     data_start = 8 + int.from_bytes(whole[:8], "little")
@@ -140,7 +140,7 @@ def test_shards_without_an_index_and_pickles_are_refused(model: ModelSource) -> 
     assert "unpickled" in str(problem)
 
 
-def test_a_truncated_gguf_is_named_with_its_bytes(smollm2: ModelSource, tmp_path: Path) -> None:
+def test_f52_a_truncated_gguf_is_named_with_its_bytes(smollm2: ModelSource, tmp_path: Path) -> None:
     path = tmp_path / "cut.gguf"
     with smollm2.weights.open("rb") as stream:
         path.write_bytes(stream.read(60_000_000))
@@ -153,7 +153,7 @@ def test_a_truncated_gguf_is_named_with_its_bytes(smollm2: ModelSource, tmp_path
     assert not (tmp_path / "cache").exists()
 
 
-def test_other_damage_to_a_gguf_is_named(smollm2: ModelSource, tmp_path: Path) -> None:
+def test_f52_other_damage_to_a_gguf_is_named(smollm2: ModelSource, tmp_path: Path) -> None:
     for content, kind in (
         (b"", ProblemKind.EMPTY),
         (LFS_POINTER.encode(), ProblemKind.LFS_POINTER),

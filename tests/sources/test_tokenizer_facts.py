@@ -21,7 +21,7 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_end_set_is_the_union_of_three_files(directory: Path, smollm2: ModelSource) -> None:
+def test_f58_the_end_set_is_the_union_of_three_files(directory: Path, smollm2: ModelSource) -> None:
     assert end_token_ids(directory) == {1, 2, 3, 9}
     assert end_token_ids(smollm2.directory) == {2}
     (directory / "generation_config.json").unlink()

@@ -29,7 +29,7 @@ def test_all_are_loaded_in_the_order_asked_for(tmp_path: Path) -> None:
     assert calls[-1][2] == sum(tensor.nbytes for tensor in weights.values())
 
 
-def test_missing_renamed_extra_and_misshapen_tensors_are_one_error(tmp_path: Path) -> None:
+def test_f50_missing_renamed_extra_and_misshapen_tensors_are_one_error(tmp_path: Path) -> None:
     weights = tiny_checkpoints.random_weights()
     weights["model.final_norm.weight"] = weights.pop("model.norm.weight")
     weights["model.layers.7.mlp.up_proj.weight"] = torch.ones(3, 5)
@@ -57,14 +57,14 @@ def test_a_tied_head_and_rotary_buffers_may_be_there(tmp_path: Path) -> None:
     assert load_weights(tied, _checkpoint(tmp_path, weights), torch.float32).keys() == tied.keys()
 
 
-def test_an_untied_head_must_be_there(tmp_path: Path) -> None:
+def test_f50_an_untied_head_must_be_there(tmp_path: Path) -> None:
     weights = tiny_checkpoints.random_weights()
     del weights["lm_head.weight"]
     with pytest.raises(WeightsError, match=r"lm_head\.weight \[48, 64\]"):
         load_weights(EXPECTED, _checkpoint(tmp_path, weights), torch.float32)
 
 
-def test_conversions_are_logged_once_for_each_type(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_f50_conversions_are_logged_once_for_each_type(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     weights = tiny_checkpoints.random_weights()
     weights["model.norm.weight"] = weights["model.norm.weight"].bfloat16()
     with caplog.at_level(logging.INFO, logger="worker_svc.weights.load"):

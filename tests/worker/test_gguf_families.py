@@ -29,7 +29,7 @@ def logprobs(runner: Runner) -> tuple[list[int], list[float]]:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_gguf_and_safetensors_answer_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_f54_gguf_and_safetensors_answer_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
     family = FAMILIES[name]
     model = make_model(family)

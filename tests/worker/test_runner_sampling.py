@@ -32,7 +32,7 @@ def test_an_end_token_ends_unlisted(parrot: ScriptedModel, parrot_driver: Driver
     assert (sequence.output, sequence.finish) == (list(parrot.script_ids[:-1]), END)
 
 
-def test_without_end_set_only_length_ends(parrot: ScriptedModel, parrot_driver: Driver) -> None:
+def test_f18_without_end_set_only_length_ends(parrot: ScriptedModel, parrot_driver: Driver) -> None:
     sequence = run(parrot_driver, [parrot.trigger_id], max_tokens=9)
     assert sequence.output[:7] == list(parrot.script_ids)
     assert (len(sequence.output), sequence.finish) == (9, LENGTH)
@@ -63,7 +63,7 @@ def test_the_context_length_ends_with_length(driver: Driver) -> None:
     assert (len(sequence.tokens), sequence.finish) == (limit, LENGTH)
 
 
-def test_min_tokens_masks_end_and_stop_ids(parrot: ScriptedModel, parrot_driver: Driver) -> None:
+def test_f18_min_tokens_masks_end_and_stop_ids(parrot: ScriptedModel, parrot_driver: Driver) -> None:
     first, second = parrot.script_ids[:2]
     params = {"end_token_ids": [parrot.end_id, first], "stop_token_ids": [second], "min_tokens": 3, "max_tokens": 5}
     sequence = run(parrot_driver, [parrot.trigger_id], **params)
@@ -71,7 +71,7 @@ def test_min_tokens_masks_end_and_stop_ids(parrot: ScriptedModel, parrot_driver:
     assert len(sequence.output) >= 3
 
 
-def test_min_tokens_counts_output_and_not_prompt(parrot: ScriptedModel, parrot_driver: Driver) -> None:
+def test_f18_min_tokens_counts_output_and_not_prompt(parrot: ScriptedModel, parrot_driver: Driver) -> None:
     prompt = [*b"a long prompt", parrot.trigger_id]
     sequence = run(parrot_driver, prompt, stop_token_ids=[parrot.script_ids[1]], min_tokens=1)
     assert (sequence.output, sequence.finish) == (list(parrot.script_ids[:1]), STOP)
@@ -94,12 +94,12 @@ def test_penalties_see_the_history(parrot_driver: Driver) -> None:
 
 
 @pytest.mark.parametrize("limit", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}, {"temperature": 1e-6}])
-def test_narrowest_settings_are_greedy(driver: Driver, limit: dict[str, float]) -> None:
+def test_f14_narrowest_settings_are_greedy(driver: Driver, limit: dict[str, float]) -> None:
     greedy = run(driver, [9, 8, 7], max_tokens=8).output
     assert run(driver, [9, 8, 7], max_tokens=8, **{"temperature": 1.0, "seed": 3, **limit}).output == greedy
 
 
-def test_a_seed_repeats_alone_and_in_company(driver: Driver) -> None:
+def test_f10_a_seed_repeats_alone_and_in_company(driver: Driver) -> None:
     params = sampling(temperature=1.0, seed=2**63 + 5, max_tokens=12)
     alone = driver.add([9, 8, 7], params)
     driver.finish(alone)

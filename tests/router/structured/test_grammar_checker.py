@@ -66,7 +66,7 @@ async def test_what_is_right_goes_on_as_workers_take_it() -> None:
 
 
 @in_loop
-async def test_one_that_crashes_its_process_is_refused_and_others_go_on() -> None:
+async def test_f66_one_that_crashes_its_process_is_refused_and_others_go_on() -> None:
     checker = GrammarChecker()
     try:
         bad = asyncio.create_task(error_of(checker, grammar("the.field", DEEP)))
@@ -79,7 +79,7 @@ async def test_one_that_crashes_its_process_is_refused_and_others_go_on() -> Non
 
 
 @in_loop
-async def test_one_that_lasts_too_long_is_refused() -> None:
+async def test_f66_one_that_lasts_too_long_is_refused() -> None:
     checker = GrammarChecker(timeout_s=0.001)
     try:
         slow = (

@@ -39,7 +39,7 @@ def hostile_text(model: TextModel) -> st.SearchStrategy[str]:
 
 @relaxed
 @given(data=st.data())
-def test_control_ids_are_those_of_benign_content(text_model: TextModel, data: st.DataObject) -> None:
+def test_f26_control_ids_are_those_of_benign_content(text_model: TextModel, data: st.DataObject) -> None:
     texts = [data.draw(hostile_text(text_model)) for _ in range(3)]
 
     def conversation(contents: list[str]) -> list[dict[str, object]]:

@@ -24,7 +24,7 @@ def text_parts(*texts: str) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("role", ["system", "user"])
-def test_parts_are_joined_by_newline_for_a_string_template(text_models: dict[str, TextModel], role: str) -> None:
+def test_f22_parts_are_joined_by_newline_for_a_string_template(text_models: dict[str, TextModel], role: str) -> None:
     prompts = text_models["smollm"].prompts
     parts = prompts.chat([{"role": role, "content": text_parts("AA", "BB")}])
     assert parts == prompts.chat([{"role": role, "content": "AA\nBB"}])
@@ -33,14 +33,14 @@ def test_parts_are_joined_by_newline_for_a_string_template(text_models: dict[str
     assert prompts.chat([{"role": role, "content": []}]) == prompts.chat([{"role": role, "content": ""}])
 
 
-def test_parts_are_passed_to_a_template_that_loops(text_models: dict[str, TextModel]) -> None:
+def test_f22_parts_are_passed_to_a_template_that_loops(text_models: dict[str, TextModel]) -> None:
     for name in ("gemma", "parts"):
         prompts = text_models[name].prompts
         parts = prompts.chat([{"role": "user", "content": text_parts("AA", "BB")}])
         assert parts == prompts.chat([{"role": "user", "content": "AABB"}])
 
 
-def test_tool_content_may_be_parts(text_models: dict[str, TextModel]) -> None:
+def test_f22_tool_content_may_be_parts(text_models: dict[str, TextModel]) -> None:
     prompts = text_models["qwen"].prompts
     call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
     turns = [{"role": "user", "content": "q"}, {"role": "assistant", "tool_calls": [call]}]
@@ -60,7 +60,7 @@ def test_tool_content_may_be_parts(text_models: dict[str, TextModel]) -> None:
         ({"type": ["text"], "text": "x"}, "content[1].type"),
     ],
 )
-def test_bad_parts(text_model: TextModel, part: object, field: str) -> None:
+def test_f22_bad_parts(text_model: TextModel, part: object, field: str) -> None:
     error = refused(text_model, [{"role": "user", "content": [*text_parts("ok"), part]}])
     assert error.field == f"messages[0].{field}"
 
@@ -90,7 +90,7 @@ def test_bad_messages(text_models: dict[str, TextModel], messages: object, field
 
 
 @pytest.mark.parametrize("arguments", ['{"a": 1}', {"a": 1}, ' {"a":1}\n'])
-def test_arguments_become_a_mapping(text_models: dict[str, TextModel], arguments: object) -> None:
+def test_f24_arguments_become_a_mapping(text_models: dict[str, TextModel], arguments: object) -> None:
     text = tool_turn(text_models["qwen"], arguments)
     assert '"arguments": {"a": 1}}' in text
     assert "<tool_response>\nok\n</tool_response>" in text
@@ -104,7 +104,7 @@ def test_absent_arguments_are_empty(text_models: dict[str, TextModel], arguments
 @pytest.mark.parametrize(
     "arguments", ["[]", "{bad", "5", '"x"', [], 7, "[" * 100_000, '{"a": NaN}', '{"a":' * 100 + "1" + "}" * 100]
 )
-def test_other_arguments_are_refused(text_models: dict[str, TextModel], arguments: object) -> None:
+def test_f24_other_arguments_are_refused(text_models: dict[str, TextModel], arguments: object) -> None:
     with pytest.raises(InvalidRequest) as caught:
         tool_turn(text_models["qwen"], arguments)
     assert caught.value.field.startswith("messages[1].tool_calls[0]")
@@ -161,7 +161,7 @@ def test_chat_begins_with_one_bos(text_models: dict[str, TextModel]) -> None:
         assert model.prompts.completion(prompt.text).token_ids[:2].count(model.tokenizer.bos_id or -1) == 1
 
 
-def test_empty_completion_needs_a_token_of_the_tokenizer(text_models: dict[str, TextModel]) -> None:
+def test_f28_empty_completion_needs_a_token_of_the_tokenizer(text_models: dict[str, TextModel]) -> None:
     assert text_models["llama3"].prompts.completion("").token_ids == (text_models["llama3"].tokenizer.bos_id,)
     assert text_models["llama3"].tokenizer.add_bos
     assert not text_models["default"].tokenizer.add_bos

@@ -29,7 +29,7 @@ def model_with(directory: Path, template: object, jinja: dict[str, str] | None =
     return load_text_model("custom", directory)
 
 
-def test_no_template_says_how_to_supply_one(tmp_path: Path) -> None:
+def test_f20_no_template_says_how_to_supply_one(tmp_path: Path) -> None:
     model = model_with(tmp_path / "m", None)
     with pytest.raises(InvalidRequest, match=r"chat_template\.jinja") as caught:
         model.prompts.chat(USER)
@@ -37,12 +37,12 @@ def test_no_template_says_how_to_supply_one(tmp_path: Path) -> None:
     assert model.prompts.completion("still works").token_ids
 
 
-def test_jinja_file_is_found_and_wins(tmp_path: Path) -> None:
+def test_f20_jinja_file_is_found_and_wins(tmp_path: Path) -> None:
     assert model_with(tmp_path / "a", None, {"chat_template.jinja": "FILE"}).prompts.chat(USER).text == "FILE"
     assert model_with(tmp_path / "b", "CONFIG", {"chat_template.jinja": "FILE"}).prompts.chat(USER).text == "FILE"
 
 
-def test_named_templates(tmp_path: Path) -> None:
+def test_f20_named_templates(tmp_path: Path) -> None:
     named = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]
     model = model_with(tmp_path / "a", named)
     tools = [{"type": "function", "function": {"name": "f"}}]
@@ -63,7 +63,7 @@ def test_named_templates(tmp_path: Path) -> None:
         ("{{ 'open", "line 1"),
     ],
 )
-def test_broken_template_stops_the_start_with_its_line(tmp_path: Path, source: str, said: str) -> None:
+def test_f20_broken_template_stops_the_start_with_its_line(tmp_path: Path, source: str, said: str) -> None:
     with pytest.raises(TemplateFileError, match=said) as caught:
         model_with(tmp_path / "m", None, {"chat_template.jinja": source})
     assert "chat_template.jinja" in str(caught.value)
@@ -105,7 +105,7 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("name", ENDLESS)
-def test_templates_without_end_are_ended(name: str) -> None:
+def test_f20_templates_without_end_are_ended(name: str) -> None:
     template = ChatTemplate(ENDLESS[name], "test")
     start_s = time.thread_time()
     with pytest.raises(InvalidRequest, match="template"):
