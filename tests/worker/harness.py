@@ -13,6 +13,8 @@ from kernels.api import Backend, KVCacheSpec
 from kernels.reference import ReferenceBackend
 from octavo.internal.v1 import types_pb2, worker_pb2
 from octavo.sources import ModelSource, resolve
+from worker_svc.device.api import Device
+from worker_svc.device.cpu import CPU
 from worker_svc.grammar import GrammarCompiler
 from worker_svc.messages import step_result
 from worker_svc.model.config import ModelConfig
@@ -37,6 +39,8 @@ class RunnerShape:
     max_step_tokens: int = 512
     vocab_size: int | None = None
     num_host_blocks: int = 0
+    device: Device = CPU
+    graph_rows: tuple[int, ...] = ()
 
 
 def build_runner(
@@ -66,7 +70,7 @@ def build_runner(
         num_blocks=shape.num_blocks,
         vocab_size=shape.vocab_size or config.num_embedding_rows,
     )
-    parts = RunnerParts(decoder, backend, cache, host, group)
+    parts = RunnerParts(decoder, backend, cache, host, group, shape.device, shape.graph_rows)
     return Runner(parts, RunnerLimits(rows, shape.max_step_tokens), grammars)
 
 
