@@ -1,16 +1,14 @@
 """`TritonBackend`: the kernel API over the modules beside it. Knows which call goes where, and what it may claim.
 
 Every call only launches: nothing waits for the device, and launches depend on sizes alone, so that a step, its
-plan_attention included, can be captured in a CUDA graph and replayed with other lengths in the same tensors. Two
-exceptions: plan_attention with `check_faults`, and the sampling of this backend, which is not written yet and runs
-on the host.
+plan_attention included, can be captured in a CUDA graph and replayed with other lengths in the same tensors. One
+exception: plan_attention with `check_faults`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,8 +27,7 @@ from kernels.api import (
     Samples,
     SamplingBatch,
 )
-from kernels.reference import sampling
-from kernels.triton import activations, kv_write, metadata, norms
+from kernels.triton import activations, kv_write, metadata, norms, sampling
 from kernels.triton import cache as caches
 from kernels.triton import linear as linears
 from kernels.triton.configs import architecture
@@ -162,15 +159,10 @@ class TritonBackend:
     # Sampling
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Samples:
-        """On the host, by the reference: correct, and a wait for the device and a copy of the logits."""
-        on_host: dict[str, Any] = {name: x.cpu() if isinstance(x, Tensor) else x for name, x in vars(batch).items()}
-        samples = sampling.sample(logits.cpu(), SamplingBatch(**on_host))
-        logprobs = None if samples.logprobs is None else _to_device(samples.logprobs, logits.device)
-        return Samples(samples.token_ids.to(logits.device), samples.finite.to(logits.device), logprobs)
+        return sampling.sample(logits, batch)
 
     def logprobs(self, logits: Tensor, token_ids: Tensor, num_top: int, vocab_size: int) -> Logprobs:
-        """On the host, as `sample`."""
-        return _to_device(sampling.logprobs(logits.cpu(), token_ids.cpu(), num_top, vocab_size), logits.device)
+        return sampling.logprobs(logits, token_ids, num_top, vocab_size)
 
 
 def device_shape(device: torch.device) -> DeviceShape:
@@ -178,10 +170,6 @@ def device_shape(device: torch.device) -> DeviceShape:
     major, minor = torch.cuda.get_device_capability(device)
     properties = torch.cuda.get_device_properties(device)
     return DeviceShape(architecture(10 * major + minor), properties.multi_processor_count)
-
-
-def _to_device(logprobs: Logprobs, device: torch.device) -> Logprobs:
-    return Logprobs(*(x.to(device) for x in (logprobs.token_logprobs, logprobs.top_ids, logprobs.top_logprobs)))
 
 
 def _check_qkv(qkv: Tensor, cache: caches.TritonCache, plan: metadata.TritonPlan) -> int:

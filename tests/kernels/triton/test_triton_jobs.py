@@ -60,7 +60,8 @@ def test_the_compiled_kernels_are_what_was_designed(cache: Path) -> None:
 
 @pytest.mark.slow
 def test_the_interpreter_agrees_over_the_whole_matrix(cache: Path) -> None:
-    run_job("interpreted", "slow or not slow", cache, "test_kernel_attention.py", "test_kernel_invariance.py")
+    shared = ("test_kernel_attention.py", "test_kernel_invariance.py", "test_kernel_sampling.py")
+    run_job("interpreted", "slow or not slow", cache, *shared)
 
 
 @pytest.mark.slow
