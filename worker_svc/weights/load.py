@@ -3,6 +3,7 @@
 Every tensor is accounted for before one is read. It knows what a model expects only as names and shapes.
 """
 
+import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -14,6 +15,8 @@ import torch
 from octavo.sources.model_source import ModelSource, SourceError
 from worker_svc.weights.checkpoint import Checkpoint, ExpectedTensor, TensorSpec, WeightsError
 from worker_svc.weights.gguf_cache import gguf_weights_file
+from worker_svc.weights.quantization_config import QuantizationConfig, parse_quantization
+from worker_svc.weights.quantized_checkpoint import QuantizedCheckpoint
 from worker_svc.weights.safetensors_checkpoint import SafetensorsCheckpoint
 
 Progress = Callable[[int, int, int], None]
@@ -27,16 +30,29 @@ _log = logging.getLogger(__name__)
 
 
 def open_checkpoint(source: ModelSource, dtype: torch.dtype, *, cache_dir: Path | None = None) -> Checkpoint:
-    """Open a model's weights. `dtype` is what a GGUF file is converted to; safetensors stay as they are.
+    """Open a model's weights. `dtype` is what a GGUF file is converted to; safetensors stay as they are, or become
+    float matrices where config.json has a quantization_config.
 
     `cache_dir` is the one given to `resolve`. Raises `WeightsError` naming the file at fault.
     """
     try:
         if source.is_gguf:
             return SafetensorsCheckpoint.from_file(gguf_weights_file(source.weights, dtype, cache_dir))
-        return SafetensorsCheckpoint.from_directory(source.weights)
+        stored = SafetensorsCheckpoint.from_directory(source.weights)
+        quantization = _quantization(source)
+        return stored if quantization is None else QuantizedCheckpoint(stored, quantization)
     except SourceError as error:
         raise WeightsError(str(error)) from error
+
+
+def _quantization(source: ModelSource) -> QuantizationConfig | None:
+    path = source.directory / "config.json"
+    if not path.is_file():
+        return None
+    config = parse_quantization(json.loads(path.read_text(encoding="utf-8")))
+    if config is not None:
+        _log.info("the weights are quantized, %s: dequantized when loaded", config.method)
+    return config
 
 
 def load_weights(
@@ -100,7 +116,7 @@ def _require_match(expected: Mapping[str, ExpectedTensor], specs: Mapping[str, T
         "missing from the checkpoint": missing,
         "unexpected in the checkpoint": unexpected,
         "of another shape": misshapen,
-        "of a type that is not a plain float (quantized checkpoints are not supported)": mistyped,
+        "of a type that is not a plain float (config.json has no quantization_config that explains it)": mistyped,
     }
     faults = [f"{_counted(lines)} {what}:\n" + "\n".join(lines) for what, lines in sections.items() if lines]
     if faults:
