@@ -134,9 +134,8 @@ def _structured_outputs(given: Mapping[str, Any]) -> list[GrammarSpec | None]:
     asked = {name: item for name, item in value.items() if item is not None and item is not False}
     known = {*_PLAIN_READERS, "json", "json_object"}
     for name in asked.keys() - known - _OPTIONS:
-        raise InvalidRequest(
-            f"{path}.{name}", f"{path}.{show_value(name)} is not supported; use one of {', '.join(sorted(known))}"
-        )
+        field = f"{path}.{show_value(name)[1:-1]}"
+        raise InvalidRequest(field, f"{field} is not supported; use one of {', '.join(sorted(known))}")
     if "disable_additional_properties" in asked:
         raise InvalidRequest(
             f"{path}.disable_additional_properties",

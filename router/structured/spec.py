@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from router.errors import InvalidRequest
+from router.errors import InvalidRequest, check_text
 
 # Between the parts of a JSON text, as much as a pretty-printer makes. Without an end to it, a model that has nothing to
 # say fills all its tokens with blanks.
@@ -57,7 +57,9 @@ def schema_text(path: str, schema: Mapping[str, Any], whitespace: Mapping[str, o
 def json_text(path: str, value: object) -> str:
     """A client's JSON value written down, in its own order of keys. Raises `InvalidRequest` naming `path`."""
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         reason = "is nested too deeply" if isinstance(error, RecursionError) else f"is not JSON: {error}"
         raise InvalidRequest(path, f"{path} {reason}") from None
+    # JSON may escape a lone surrogate; the text that it stands for cannot travel.
+    return check_text(path, text)
