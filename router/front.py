@@ -35,6 +35,7 @@ from router.streams.sequence import SequenceDriver
 from router.streams.token_inlet import StreamKeys, TokenInlet
 from router.streams.types import Output, StreamSpec
 from router.structured.checker import GrammarChecker
+from router.structured.spec import GrammarSpec
 from router.text.model_text import ModelText
 from router.tokenizing import Tokenized, detokenize, tokenize
 from router.traces import INCOMING, RequestTracer
@@ -148,13 +149,7 @@ class FrontDoor:
             return build_prompts(request, text, vocab_size=info.vocab_size, max_model_len=info.max_model_len)
 
         prompts = await self.in_thread(build)
-        if not served.info.end_token_ids:
-            for grammar_spec in (built.grammar for built in prompts if built.grammar is not None):
-                raise InvalidRequest(
-                    grammar_spec.field,
-                    f"{grammar_spec.field}: the model has no end token, so nothing could end the answer",
-                )
-        grammars = [None if built.grammar is None else await self._grammars.check(built.grammar) for built in prompts]
+        grammars = [await self._check_grammar(built.grammar, served.info) for built in prompts]
         drawn_seed = self._seeds.getrandbits(63)
         internal_id = secrets.token_hex(12)
         return [
@@ -253,6 +248,17 @@ class FrontDoor:
                 f"priority must be an integer in [{PRIORITY_MIN}, {PRIORITY_MAX}], got {show_value(priority)}",
             )
         return replace(options, request_id=clean_request_id(options.request_id))
+
+    async def _check_grammar(self, spec: GrammarSpec | None, info: types_pb2.ModelInfo) -> types_pb2.Grammar | None:
+        """The grammar as workers take it. Raises RouterError."""
+        if spec is None:
+            return None
+        if not info.end_token_ids:
+            raise InvalidRequest(
+                spec.field, f"{spec.field}: the model has no end token, so nothing could end the answer"
+            )
+        self._admission.check_grammar(spec)
+        return await self._grammars.check(spec)
 
     def _make_driver(
         self, spec: StreamSpec, call: scheduler_pb2.GenerateRequest, deliver: Callable[[Output], None]

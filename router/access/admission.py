@@ -18,6 +18,7 @@ from router.access.options import AccessOptions
 from router.access.rates import RateLimiter
 from router.errors import InvalidRequest, show_value
 from router.requests import ChatPrompt, CompletionPrompt, Event, GenerationRequest, RequestOptions, TextDelta
+from router.structured.spec import GrammarSpec
 
 
 class Admission:
@@ -45,6 +46,10 @@ class Admission:
         options = self._place(request.options, caller)
         self._rates.admit(caller.tenant)
         return replace(request, options=options)
+
+    def check_grammar(self, grammar: GrammarSpec) -> None:
+        """Raises InvalidRequest for a grammar that is too long; those that tools make are known late."""
+        _check_grammar(grammar, self._options)
 
     @contextlib.contextmanager
     def running(self, tenant: str, num_prompt_tokens: Sequence[int]) -> Iterator[None]:
@@ -122,8 +127,12 @@ def check_caps(request: GenerationRequest, options: AccessOptions) -> None:
     elif isinstance(request.prompt, CompletionPrompt):
         _Cap("prompt", "--max-prompts", options.max_prompts, "prompts").check(_num_prompts(request.prompt.value))
     if request.grammar is not None:
-        field, size = request.grammar.field, len(request.grammar.text.encode("utf-8", "surrogatepass"))
-        _Cap(field, "--max-grammar-bytes", options.max_grammar_bytes, "bytes").check(size)
+        _check_grammar(request.grammar, options)
+
+
+def _check_grammar(grammar: GrammarSpec, options: AccessOptions) -> None:
+    num_bytes = len(grammar.text.encode())
+    _Cap(grammar.field, "--max-grammar-bytes", options.max_grammar_bytes, "bytes").check(num_bytes)
 
 
 def _check_stop(stop: object, options: AccessOptions) -> None:

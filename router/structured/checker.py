@@ -20,6 +20,7 @@ DEFAULT_TIMEOUT_S = 1.0
 
 NUM_PROCESSES = 2
 MAX_VERDICTS = 512
+MAX_VERDICTS_BYTES = 16 * 2**20
 START_TIMEOUT_S = 30.0
 _WIRE_KINDS = {
     GrammarKind.JSON_SCHEMA: types_pb2.GRAMMAR_KIND_JSON_SCHEMA,
@@ -32,8 +33,10 @@ _WIRE_KINDS = {
 class GrammarChecker:
     """`check` any number at a time; `close` when the router ends."""
 
-    def __init__(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    def __init__(self, timeout_s: float = DEFAULT_TIMEOUT_S, max_bytes: int = MAX_VERDICTS_BYTES) -> None:
+        """`max_bytes` bounds the remembered verdicts, which hold their grammars."""
         self._timeout_s = timeout_s
+        self._max_bytes = max_bytes
         # None stands for a process not started yet: it takes the place of one that was lost.
         self._idle: asyncio.LifoQueue[_Process | None] = asyncio.LifoQueue()
         for _ in range(NUM_PROCESSES):
@@ -41,6 +44,12 @@ class GrammarChecker:
         self._live: set[_Process] = set()
         self._ending: set[_Process] = set()
         self._verdicts: OrderedDict[bytes, types_pb2.GrammarVerdict] = OrderedDict()
+        self._num_bytes = 0
+
+    @property
+    def num_remembered(self) -> int:
+        """Grammars that need not be compiled again."""
+        return len(self._verdicts)
 
     async def check(self, spec: GrammarSpec) -> types_pb2.Grammar:
         """The grammar as workers take it.
@@ -58,13 +67,20 @@ class GrammarChecker:
                     f"{spec.field} takes more time, memory or nesting to compile than is allowed "
                     f"({self._timeout_s:g} s, --grammar-timeout); simplify it",
                 )
-            self._verdicts[key] = verdict
-            while len(self._verdicts) > MAX_VERDICTS:
-                self._verdicts.popitem(last=False)
-        self._verdicts.move_to_end(key)
+            self._remember(key, verdict)
+        else:
+            self._verdicts.move_to_end(key)
         if not verdict.HasField("grammar"):
             raise InvalidRequest(spec.field, f"{spec.field} cannot be enforced: {verdict.error}")
         return verdict.grammar
+
+    def _remember(self, key: bytes, verdict: types_pb2.GrammarVerdict) -> None:
+        if (known := self._verdicts.pop(key, None)) is not None:  # another request asked at the same time
+            self._num_bytes -= known.ByteSize()
+        self._verdicts[key] = verdict
+        self._num_bytes += verdict.ByteSize()
+        while len(self._verdicts) > MAX_VERDICTS or self._num_bytes > self._max_bytes:
+            self._num_bytes -= self._verdicts.popitem(last=False)[1].ByteSize()
 
     async def close(self) -> None:
         """End the processes; returns when they have ended."""

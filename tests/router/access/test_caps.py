@@ -94,6 +94,18 @@ def test_tools_and_grammars_have_caps() -> None:
     assert "got 12" in found.message
 
 
+@in_loop
+async def test_the_schemas_of_tools_that_must_be_called_count_as_a_grammar(model_dir: Path) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"const": "x" * 60}}}
+    async with stack(model_dir, max_grammar_bytes=50) as made:
+        made.say("ok")
+        body: dict[str, Any] = {"messages": CHAT, "tools": [tool]}
+        assert (await made.http.post("/v1/chat/completions", json=body)).status_code == 200
+        answer = await made.http.post("/v1/chat/completions", json={**body, "tool_choice": "required"})
+        assert answer.status_code == 400
+        assert "--max-grammar-bytes" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("odd", [None, True, "5", 5.5, [], {}, object()])
 def test_what_is_no_count_is_left_to_the_fields_own_rules(odd: Any) -> None:
     sampling = SamplingRequest(n=odd, logprobs=odd, stop=odd)

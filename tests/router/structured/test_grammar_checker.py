@@ -51,6 +51,19 @@ async def test_what_is_wrong_is_said_with_its_place() -> None:
 
 
 @in_loop
+async def test_what_is_remembered_is_bounded_in_bytes() -> None:
+    checker = GrammarChecker(max_bytes=2_000)
+    try:
+        for length in (700, 800, 700, 900):
+            assert (await checker.check(regex("f", "a" * length))).text
+        assert checker.num_remembered == 2
+        assert (await checker.check(regex("f", "b" * 3_000))).text
+        assert checker.num_remembered == 0
+    finally:
+        await checker.close()
+
+
+@in_loop
 async def test_what_is_right_goes_on_as_workers_take_it() -> None:
     checker = GrammarChecker()
     try:
