@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 import grpc
@@ -19,6 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
+from octavo.grpc_guard import Context, Handler, readable
 from octavo.tracing import HEADER
 from octavo.v1 import inference_pb2 as pb
 from octavo.v1 import inference_pb2_grpc as pb_grpc
@@ -48,7 +49,6 @@ ACCEPTED_PING_INTERVAL_S = 5
 
 _ID_KEY = "x-request-id"
 
-Context = grpc.aio.ServicerContext[Any, Any]
 Read = Callable[[float | None, str], GenerationRequest]
 _Stream = TypeVar("_Stream", bound=StreamResponse)
 _Unary = TypeVar("_Unary", bound=UnaryResponse)
@@ -59,7 +59,7 @@ def make_server(
 ) -> tuple[grpc.aio.Server, HealthServicer]:
     """A server with all services, not started, and its health."""
     server = grpc.aio.server(
-        interceptors=[GrpcGate(gate or Gate(), abort)],
+        interceptors=[GrpcGate(gate or Gate(), abort), _Readable()],
         options=[
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", -1),
@@ -84,6 +84,17 @@ async def set_health(health: HealthServicer, *, serving: bool) -> None:
     word = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
     for name in ("", SERVICE_NAME):
         await health.set(name, word)
+
+
+class _Readable(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Bytes that are no message are the client's mistake, for every method."""
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Handler]], details: Any) -> Handler:
+        handler = await continuation(details)
+        return None if handler is None else readable(handler, self._refuse)
+
+    async def _refuse(self, context: Context) -> None:
+        await abort(context, InvalidRequest("request", "request: its bytes are no message of this method"))
 
 
 class InferenceServicer(pb_grpc.InferenceServiceServicer):
@@ -217,6 +228,5 @@ async def abort(context: Context, error: RouterError) -> None:
         status.details.add().Pack(retry)
     if request_id := clean_request_id(_metadata(context, _ID_KEY)):
         status.details.add().Pack(error_details_pb2.RequestInfo(request_id=request_id))
-    message = error.message if isinstance(error, InvalidRequest) else str(error)
     details = (("grpc-status-details-bin", status.SerializeToString()),)
-    await context.abort(getattr(grpc.StatusCode, codes.grpc_status), message, details)
+    await context.abort(getattr(grpc.StatusCode, codes.grpc_status), error.message, details)

@@ -29,7 +29,7 @@ from router.openai.shapes import Json
 from router.openai.tokenizing import add_tokenizing_routes
 from router.openai.transport import (
     RequestIds,
-    crash_response,
+    defect_of,
     error_response,
     name_ignored,
     read_json,
@@ -48,7 +48,8 @@ def make_app(
     write_refusal: RefusalWriter = lambda scope, error: None,
 ) -> FastAPI:
     """The app of one router. `write_refusal` words refusals of the gate for what is added beside OpenAI's API."""
-    app = FastAPI(title="Octavo", version=version("octavo"), docs_url="/docs", redoc_url=None)
+    # A redirect would name whatever host and scheme a proxy happened to ask with.
+    app = FastAPI(title="Octavo", version=version("octavo"), docs_url="/docs", redoc_url=None, redirect_slashes=False)
     # First, so innermost: around every route, and no more.
     app.add_middleware(HttpGate, gate=gate or Gate(), write_refusal=write_refusal)
     app.add_middleware(RequestIds)
@@ -159,7 +160,9 @@ def _add_error_handlers(app: FastAPI, front: FrontDoor) -> None:
         return JSONResponse(body, error.status_code, error.headers)
 
     async def on_crash(request: Request, error: Exception) -> Response:
-        return crash_response(request)
+        defect = defect_of(request)
+        front.metrics.refused(defect)
+        return error_response(defect)
 
     app.add_exception_handler(RouterError, on_router_error)
     app.add_exception_handler(HTTPException, on_http_error)

@@ -41,7 +41,13 @@ _IGNORED_KEY = "octavo.ignored_fields"
 
 
 async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
-    """The body as a JSON object. Raises RequestTooLarge before reading more than `max_bytes`, and InvalidRequest."""
+    """The body as a JSON object. Raises RequestTooLarge before reading more than `max_bytes`, InvalidRequest, and
+    Cancelled where the client leaves before its body has come.
+    """
+    return _parsed(await _read_body(request, max_bytes))
+
+
+async def _read_body(request: Request, max_bytes: int) -> bytes:
     declared = request.headers.get("content-length", "")
     pieces = request.stream()
     if declared.isascii() and declared.isdigit() and int(declared[:20]) > max_bytes:
@@ -50,13 +56,20 @@ async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
             await discard(pieces)
         _refuse_size(max_bytes)
     data = bytearray()
-    async for piece in pieces:
-        data += piece
-        if len(data) > max_bytes:
-            await discard(pieces)
-            _refuse_size(max_bytes)
     try:
-        body = json.loads(bytes(data), parse_constant=_refuse_constant)
+        async for piece in pieces:
+            data += piece
+            if len(data) > max_bytes:
+                await discard(pieces)
+                _refuse_size(max_bytes)
+    except ClientDisconnect:
+        raise Cancelled("the client is gone") from None
+    return bytes(data)
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
+    try:
+        body = json.loads(data, parse_constant=_refuse_constant)
     except RecursionError:
         raise InvalidRequest("body", "body is nested too deeply to be read") from None
     except ValueError as error:  # not JSON, or not UTF-8
@@ -239,7 +252,7 @@ class RequestIds:
         await self._app(scope, receive, send_with_id)
 
 
-def crash_response(request: Request) -> Response:
-    """A defect of ours: the request id, and no internals."""
+def defect_of(request: Request) -> InternalError:
+    """What a client hears of a defect of ours: the request id, and no internals."""
     shown = request.scope.get(_SCOPE_KEY, "")
-    return error_response(InternalError(f"internal error; request id {shown}"))
+    return InternalError(f"internal error; request id {shown}")

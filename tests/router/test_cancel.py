@@ -11,6 +11,7 @@ import pytest
 from octavo.client import AsyncClient, Unavailable
 from octavo.v1 import inference_pb2 as pb
 from octavo.v1 import inference_pb2_grpc as pb_grpc
+from router.metrics_catalogue import REFUSALS
 from tests.fakes.router_stack import Stack, in_loop, stack
 from tests.fakes.scheduler import Attempt, hang, speak
 
@@ -63,6 +64,21 @@ async def test_http_whole_answer(model_dir: Path) -> None:
         await made.scheduler.until(lambda: len(made.scheduler.requests) == 2)
         asked.cancel()
         await until_cancelled(made, 2)
+
+
+@in_loop
+async def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_defect(
+    model_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with stack(model_dir) as made:
+        _, writer = await asyncio.open_connection("127.0.0.1", made.router.http_port)
+        writer.write(b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"pro')
+        await writer.drain()
+        writer.close()
+        while not made.router.metrics.set.total(REFUSALS):
+            await made.http.get("/health")
+        counted = made.router.metrics.set.number(REFUSALS, "cancelled", "499").value
+        assert (counted, caplog.text.count("Traceback")) == (1, 0)
 
 
 @in_loop

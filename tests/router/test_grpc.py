@@ -118,13 +118,19 @@ async def test_refusals_name_the_field(model_dir: Path) -> None:
 
 
 @in_loop
-async def test_text_that_is_not_utf8_is_refused_by_protobuf(model_dir: Path) -> None:
+async def test_bytes_that_are_no_message_are_the_clients_mistake(
+    model_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with stack(model_dir) as made:
-        raw = pb.GenerateRequest(text="aXb").SerializeToString().replace(b"X", b"\xff")
+        not_utf8 = pb.GenerateRequest(text="aXb").SerializeToString().replace(b"X", b"\xff")
         channel: Any = made.channel
-        method = channel.unary_stream(f"/{SERVICE_NAME}/Generate")
-        with pytest.raises(grpc.aio.AioRpcError):
-            await method(raw).read()
+        for call in (
+            channel.unary_stream(f"/{SERVICE_NAME}/Generate")(not_utf8),
+            channel.unary_unary(f"/{SERVICE_NAME}/GenerateUnary")(b"\xff\xff\xff"),
+            channel.unary_unary("/grpc.health.v1.Health/Check")(b"\xff\xff\xff"),
+        ):
+            assert (await refusal(call))[0] is grpc.StatusCode.INVALID_ARGUMENT
+        assert "Traceback" not in caplog.text
         made.say("ok")
         assert (await stub(made).ChatUnary(pb.ChatUnaryRequest(request=chat()))).choices[0].content.text == "ok"
 

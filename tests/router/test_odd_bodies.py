@@ -51,3 +51,30 @@ async def test_each_field_with_each_odd_value(tmp_path: Path) -> None:
                         assert error["message"], (path, field, value)
         assert (await made.http.get("/health")).status_code == 200
         assert (await made.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 4})).status_code == 200
+
+
+SURROGATE = "\ud800"
+SCHEMAS: list[Any] = [{"const": SURROGATE}, {"properties": {SURROGATE: {}}}, json.dumps({"const": SURROGATE})]
+
+
+@in_loop
+async def test_what_unicode_cannot_say_is_refused_wherever_json_can_say_it(model_dir: Path) -> None:
+    async with stack(model_dir) as made:
+        for more in (
+            *({"guided_json": schema} for schema in SCHEMAS),
+            *({"structured_outputs": {"json": schema}} for schema in SCHEMAS),
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMAS[0]}}},
+            {"structured_outputs": {SURROGATE: 1}},
+            {"structured_outputs": {"choice": [SURROGATE]}},
+            {"logit_bias": {SURROGATE: 1}},
+        ):
+            answer = await made.http.post("/v1/completions", content=json.dumps({"prompt": "a", **more}))
+            assert answer.status_code == 400, (more, answer.text)
+            assert answer.json()["error"]["param"].startswith(next(iter(more)))
+
+
+@in_loop
+async def test_a_path_with_a_slash_too_many_is_not_found(model_dir: Path) -> None:
+    async with stack(model_dir) as made:
+        answer = await made.http.post("/v1/completions/", json={"prompt": "a"}, headers={"host": "elsewhere.example"})
+        assert (answer.status_code, "location" in answer.headers) == (404, False)
