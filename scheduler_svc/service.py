@@ -21,6 +21,7 @@ from grpc_status import rpc_status
 
 from octavo.internal.v1 import scheduler_pb2 as pb
 from octavo.internal.v1 import scheduler_pb2_grpc as pb_grpc
+from octavo.internal.v1 import worker_pb2 as worker_pb
 from octavo.tracing import HEADER, clean_traceparent
 from scheduler_svc import wire
 from scheduler_svc.core.types import IllegalTransition, Refused
@@ -99,15 +100,17 @@ class SchedulerService(pb_grpc.SchedulerServiceServicer):
     ) -> AsyncIterator[pb.AttachResponse]:
         connection = next(self._connections)
         try:
-            replica = await self._read(self._until_hello(connection, request_iterator))
+            hello = await self._read(self._until_hello(connection, request_iterator))
+            if hello is None:
+                return
+            # Not while reading: a worker that leaves at this moment would stay attached, with nobody to detach it.
+            replica = self._engine.attach(hello)
         except ValueError as refusal:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"Hello: {refusal}")
         except _Closing:
             await _abort(context, wire.SHUTTING_DOWN)
         finally:
             self._engine.served.forget_starting(connection)
-        if replica is None:
-            return
         reader = asyncio.create_task(self._read(self._read_results(replica, request_iterator)))
         try:
             while (message := await _next_or_done(replica.outbox, reader)) is not None:
@@ -141,14 +144,14 @@ class SchedulerService(pb_grpc.SchedulerServiceServicer):
         finally:
             self._readers.discard(reader)
 
-    async def _until_hello(self, connection: int, requests: AsyncIterator[pb.AttachRequest]) -> Replica | None:
-        """Follows a worker's start; None when it went away before it was ready. Raises ValueError on a bad Hello."""
+    async def _until_hello(self, connection: int, requests: AsyncIterator[pb.AttachRequest]) -> worker_pb.Hello | None:
+        """Follows a worker's start; None when it went before it was ready. Raises ValueError on another message."""
         async for request in requests:
             match request.WhichOneof("message"):
                 case "starting":
                     self._engine.served.report_starting(connection, request.starting.name, request.starting.phase)
                 case "hello":
-                    return self._engine.attach(request.hello)
+                    return request.hello
                 case other:
                     raise ValueError(f"the message {other} came before hello")
         return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -9,6 +11,10 @@ import pytest
 
 from octavo.internal.v1 import scheduler_pb2 as pb
 from octavo.internal.v1 import types_pb2, worker_pb2
+from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.engine import Engine
+from scheduler_svc.service import SchedulerService
 from tests.scheduler_svc.harness import MODEL, attaching, end_of, hello, run, scheduler, watching
 
 LENGTH = types_pb2.FINISH_REASON_LENGTH
@@ -52,6 +58,27 @@ def test_a_worker_that_gives_up_its_start_is_forgotten() -> None:
             call.cancel()
             served = await router.served()
             assert (list(served.starting), list(served.models)) == ([], [])
+
+    run(test)
+
+
+@pytest.mark.parametrize("num_turns", range(12))
+def test_a_worker_that_leaves_at_any_moment_after_its_hello_is_not_kept(num_turns: int) -> None:
+    async def requests() -> AsyncIterator[pb.AttachRequest]:
+        yield pb.AttachRequest(hello=hello())
+        await asyncio.get_running_loop().create_future()
+
+    async def test() -> None:
+        engine = Engine(Scheduler(CoreLimits()), lambda: 0)
+        context: Any = None  # asked for nothing where nothing is refused
+        words: Any = SchedulerService(engine, ()).Attach(requests(), context)
+        reading = asyncio.ensure_future(anext(words))
+        for _ in range(num_turns):  # of the event loop
+            await asyncio.sleep(0)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        await words.aclose()
+        assert not engine.replicas
 
     run(test)
 
