@@ -53,7 +53,10 @@ def sticky_key(sticky: Sticky, tenant: str, request: GenerationRequest) -> str:
     """
     if sticky == "user" and request.options.user:
         return json.dumps([tenant, request.options.user])
-    return json.dumps([tenant, _beginning(request)], default=str)
+    try:
+        return json.dumps([tenant, _beginning(request)], default=str)
+    except RecursionError:  # no conversation is nested so deep; it will be refused with its fields
+        return json.dumps([tenant])
 
 
 def _beginning(request: GenerationRequest) -> object:

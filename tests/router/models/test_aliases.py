@@ -48,6 +48,10 @@ def test_what_a_request_sticks_by() -> None:
     odd: list[Any] = [None, 7, [[1], [2]], "x" * 10_000, {"a": object()}]
     assert all(sticky_key("conversation", "", request(value)) for value in odd)
     assert sticky_key("conversation", "", request(messages=[7, None]))
+    deep: list[Any] = []
+    for _ in range(10_000):
+        deep = [deep]
+    assert sticky_key("conversation", "", request(messages=[deep]))
 
 
 def test_the_file(tmp_path: Path) -> None:
