@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Never, TypeAlias
 
 import grpc
 from connectrpc.code import Code
+from connectrpc.codec import Codec
 from connectrpc.errors import ConnectError, ErrorDetail
 from connectrpc.request import RequestContext
 from google.protobuf.message import Message
@@ -22,6 +23,9 @@ from protobuf.wkt import Any as PackedAny
 
 MOST_WAITING_MESSAGES = 16
 """Messages that wait for a slow connection before the call waits too."""
+
+LARGE_BYTES = 2**14
+"""Answers from this size on are encoded beside the loop that all streams share, where that is slow."""
 
 _DETAILS_KEY = "grpc-status-details-bin"
 
@@ -61,9 +65,16 @@ class CallContext:
         )
 
 
-async def unary(method: Method, request: Message, context: RequestContext[Any, Any]) -> Any:
-    """The method's answer. Raises ConnectError with its status."""
-    return await method(request, CallContext(context))
+async def unary(
+    method: Method, codecs: Mapping[str, Codec[Any, Any]], request: Message, context: RequestContext[Any, Any]
+) -> Any:
+    """The method's answer, a large one in the bytes that go out. Raises ConnectError with its status."""
+    answer: Message = await method(request, CallContext(context))
+    encoding = context.request_headers.get("content-type", "").partition(";")[0].rpartition("/")[2].rpartition("+")[2]
+    slow = codecs.get(encoding)
+    if slow is not None and answer.ByteSize() > LARGE_BYTES:
+        return await asyncio.to_thread(slow.encode, answer)
+    return answer
 
 
 async def stream(method: Method, request: Message, context: RequestContext[Any, Any]) -> AsyncIterator[Message]:

@@ -33,7 +33,9 @@ from router.openai.transport import body_pieces, discard, show_request_id
 SERVICE = pb.DESCRIPTOR.services_by_name["InferenceService"]
 MOUNT_PATH = f"/{SERVICE.full_name}"
 
-_CODECS: tuple[Codec[Any, Any], ...] = (google_protobuf_binary_codec(), JsonCodec())
+_JSON = JsonCodec()
+_CODECS: tuple[Codec[Any, Any], ...] = (google_protobuf_binary_codec(), _JSON)
+_SLOW_CODECS: Mapping[str, Codec[Any, Any]] = {_JSON.name(): _JSON}
 _NATIVE = "application/grpc"
 _PATHS = frozenset(f"{MOUNT_PATH}/{method.name}" for method in SERVICE.methods)
 
@@ -101,7 +103,7 @@ def _endpoint(method: MethodDescriptor, servicer: InferenceServicer | None) -> E
     own: Any = getattr(servicer, method.name, None)
     if method.server_streaming:
         return Endpoint.server_stream(info, functools.partial(stream, own))
-    return Endpoint.unary(info, functools.partial(unary, own))
+    return Endpoint.unary(info, functools.partial(unary, own, _SLOW_CODECS))
 
 
 class _Transport:

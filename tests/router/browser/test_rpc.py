@@ -47,11 +47,20 @@ async def native(made: Stack, method: str, request: Any) -> Ended:
 
 
 def choices_apart(messages: list[Any]) -> list[list[Any]]:
-    """The events of each choice in order, then the others: choices of one request race each other."""
+    """The events of each choice in order, then the others: choices of one request race each other, and how many tokens
+    a delta holds is a matter of time, so deltas are joined.
+    """
     parts: dict[int, list[Any]] = {}
     for message in messages:
         kind = message.WhichOneof("event")
-        parts.setdefault(getattr(message, kind).index if kind in ("delta", "finished") else -1, []).append(message)
+        part = parts.setdefault(getattr(message, kind).index if kind in ("delta", "finished") else -1, [])
+        if kind == "delta" and part:
+            part[-1].delta.text += message.delta.text
+            assert part[-1].delta.start_index + len(part[-1].delta.token_ids) == message.delta.start_index
+            part[-1].delta.token_ids.extend(message.delta.token_ids)
+            part[-1].delta.logprobs.extend(message.delta.logprobs)
+        else:
+            part.append(message)
     return [part for _, part in sorted(parts.items())]
 
 
