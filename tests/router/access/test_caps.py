@@ -18,6 +18,7 @@ from router.sampling import SamplingRequest
 from router.structured.spec import GrammarKind, GrammarSpec
 from router.text.prompt import ChatOptions
 from tests.fakes.router_stack import Stack, in_loop, stack
+from tests.router.chat_models import write_hermes_model
 
 CHAT = [{"role": "user", "content": "hi"}]
 
@@ -95,12 +96,12 @@ def test_tools_and_grammars_have_caps() -> None:
 
 
 @in_loop
-async def test_the_schemas_of_tools_that_must_be_called_count_as_a_grammar(model_dir: Path) -> None:
+async def test_the_schemas_of_tools_that_must_be_called_count_as_a_grammar(tmp_path: Path) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"const": "x" * 60}}}
-    async with stack(model_dir, max_grammar_bytes=50) as made:
+    async with stack(write_hermes_model(tmp_path), max_grammar_bytes=50) as made:
         made.say("ok")
         body: dict[str, Any] = {"messages": CHAT, "tools": [tool]}
-        assert (await made.http.post("/v1/chat/completions", json=body)).status_code == 200
+        assert (answer := await made.http.post("/v1/chat/completions", json=body)).status_code == 200, answer.text
         answer = await made.http.post("/v1/chat/completions", json={**body, "tool_choice": "required"})
         assert answer.status_code == 400
         assert "--max-grammar-bytes" in answer.json()["error"]["message"]
