@@ -100,10 +100,11 @@ async def test_an_answer_that_cannot_go_on_fails_by_its_grammars_field(model_dir
 
 @in_loop
 async def test_a_model_without_end_tokens_takes_no_grammar(model_dir: Path) -> None:
-    async with stack(model_dir, wait=False) as made:
+    async with stack(model_dir) as made:
         del made.scheduler.info.end_token_ids[:]
         made.scheduler.announce()
-        await made.until_ready()
+        while made.router.front.models()[0].info.end_token_ids:
+            await made.http.get("/health")  # the word is on its way
         answer = await made.http.post("/v1/completions", json={"prompt": "a", "guided_regex": "a+"})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "guided_regex")
         assert "no end token" in answer.json()["error"]["message"]
