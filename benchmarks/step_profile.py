@@ -20,7 +20,7 @@ from typing import Any, cast
 
 import torch
 
-from kernels.api import Backend
+from kernels.api import Backend, LayerFusion
 from kernels.select import open_backend
 from octavo.internal.v1 import types_pb2, worker_pb2
 from octavo.machine import usable_cpus
@@ -76,12 +76,21 @@ class Stopwatch:
 
 
 class TimedBackend:
-    """A backend whose calls are timed."""
+    """A backend whose calls are timed; `fuses` leaves it its fused layers, which are then timed as a whole."""
 
-    def __init__(self, inner: Backend, watch: Stopwatch) -> None:
+    def __init__(self, inner: Backend, watch: Stopwatch, fuses: bool) -> None:
         self._inner = inner
+        self._watch = watch
+        self._fuses = fuses
         for name, phase in KERNELS.items():
             setattr(self, name, watch.timed(phase, getattr(inner, name)))
+
+    def fuse_layers(self, *args: Any) -> Any:
+        """None where each kernel is to be seen."""
+        if not self._fuses or not isinstance(self._inner, LayerFusion):
+            return None
+        fused = self._inner.fuse_layers(*args)
+        return None if fused is None else self._watch.timed("layers", fused)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -181,9 +190,9 @@ def build(options: argparse.Namespace) -> tuple[Runner, Stopwatch, Backend]:
         max_model_len=max_model_len,
         max_step_tokens=max(512, options.context, num_slots),
     )
-    timed = cast(Backend, TimedBackend(backend, watch))
+    timed = cast(Backend, TimedBackend(backend, watch, not options.by_kernel))
     runner = build_runner(resolve(options.model), shape, getattr(torch, options.dtype), timed)
-    decoder: Any = runner._decoder
+    decoder: Any = runner._model._model.decoder
     decoder.forward = watch.timed("forward", decoder.forward)
     decoder.logits = watch.timed("logits", decoder.logits)
     return runner, watch, backend
@@ -199,6 +208,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", choices=("bfloat16", "float16", "float32"))
     parser.add_argument("--kernels", default="auto", choices=("auto", "reference", "cpu"))
     parser.add_argument("--num-threads", type=int)
+    parser.add_argument("--by-kernel", action="store_true", help="a call for each kernel, to see each, at its cost")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     runner, watch, backend = build(options)

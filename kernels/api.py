@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -315,6 +315,51 @@ class Backend(Protocol):
 
     def logprobs(self, logits: Tensor, token_ids: Tensor, num_top: int, vocab_size: int) -> Logprobs:
         """Logprobs of given tokens [L] int64 under the rows of [L, padded_vocab]: for prompt logprobs."""
+        ...
+
+
+# What gates an MLP: `silu_mul` or `gelu_mul`.
+GatedActivation = Literal["silu", "gelu_tanh"]
+
+
+@dataclass(frozen=True)
+class FusableLayer:
+    """One layer of a decoder, as one of several fused. Its input's norm belongs to what comes before it."""
+
+    qkv: PackedLinear
+    qk_norm: QKNorm | None
+    rope: RopeTable
+    attention: AttentionSpec
+    output: PackedLinear
+    # Of what attention and MLP give, before the sum with the residual; None in families that have none.
+    attention_out_norm: Tensor | None
+    mlp_norm: Tensor
+    gate_up: PackedLinear
+    down: PackedLinear
+    mlp_out_norm: Tensor | None
+    # The next layer's input norm, or the final one.
+    next_norm: Tensor
+
+
+class FusedLayers(Protocol):
+    """Layers as one call, bitwise equal to one call a kernel."""
+
+    def __call__(self, num_layers: int, x: Tensor, residual: Tensor, cache: KVCache, plan: AttentionPlan) -> None:
+        """Runs the first `num_layers` in place on [num_tokens, hidden_size]: x is the normed input and then the output.
+
+        The layers are the cache's first. Raises ValueError for tensors that do not fit them.
+        """
+        ...
+
+
+@runtime_checkable
+class LayerFusion(Protocol):
+    """What a backend may offer beside `Backend`: many layers without a call, a check and a tensor for each kernel."""
+
+    def fuse_layers(
+        self, layers: Sequence[FusableLayer], eps: float, activation: GatedActivation
+    ) -> FusedLayers | None:
+        """`eps` is that of all norms but the heads'. None where it has no such path for these weights."""
         ...
 
 

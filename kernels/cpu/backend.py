@@ -16,6 +16,9 @@ from kernels.api import (
     AttentionPlan,
     AttentionSpec,
     BackendInfo,
+    FusableLayer,
+    FusedLayers,
+    GatedActivation,
     KVCache,
     KVCacheSpec,
     Logprobs,
@@ -27,6 +30,7 @@ from kernels.api import (
     SamplingBatch,
 )
 from kernels.cpu import cache as caches
+from kernels.cpu import layers as stacks
 from kernels.cpu import plan as plans
 from kernels.cpu import products, sampling
 from kernels.cpu.dtypes import DTYPE_CODES, dtype_code
@@ -231,6 +235,21 @@ class CpuBackend:
         out = torch.empty(x.shape, dtype=torch.float32)
         self._native.soft_cap(self._context, x.data_ptr(), out.data_ptr(), x.numel(), cap, dtype_code(x.dtype))
         return out
+
+    # Whole layers
+
+    def fuse_layers(
+        self, layers: Sequence[FusableLayer], eps: float, activation: GatedActivation
+    ) -> FusedLayers | None:
+        """None where oneDNN multiplies. Raises ValueError for layers that do not fit each other."""
+        stack = stacks.stack_layers(layers, eps, activation)
+        if stack is None:
+            return None
+
+        def run(num_layers: int, x: Tensor, residual: Tensor, cache: KVCache, plan: AttentionPlan) -> None:
+            stacks.run(self._context, stack, num_layers, x, residual, _own_plan(plan), _own_cache(cache))
+
+        return run
 
     # Sampling
 

@@ -12,7 +12,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.api import AttentionPlan, AttentionSpec, Backend, KVCache, QKNorm, RopeTable
+from kernels.api import (
+    AttentionPlan,
+    AttentionSpec,
+    Backend,
+    FusableLayer,
+    FusedLayers,
+    KVCache,
+    LayerFusion,
+    QKNorm,
+    RopeTable,
+)
 from worker_svc.model.config import ModelConfig, RopeConfig
 from worker_svc.model.layers import ColumnLinear, DividedEmbedding, Embedding, RowLinear, padded_rows, row_linear
 from worker_svc.model.names import DecoderNames
@@ -66,6 +76,7 @@ class Decoder:
         self._weights = weights
         self._kernels = backend
         self._gated = backend.gelu_mul if config.activation == "gelu_tanh" else backend.silu_mul
+        self._fused = self._fuse_layers()
 
     def forward(self, token_ids: Tensor, plan: AttentionPlan, cache: KVCache, wanted: Tensor | None) -> Tensor:
         """Writes the tokens' keys and values to the cache; returns the wanted tokens' normed hidden states.
@@ -77,7 +88,11 @@ class Decoder:
         residual = self.embed(token_ids)
         x = kernels.rms_norm(residual, self._weights.layers[0].input_norm, eps)
         last = len(self._weights.layers) - 1
-        for index, layer in enumerate(self._weights.layers):
+        num_fused = 0 if self._fused is None else last + (wanted is None)
+        if self._fused is not None and num_fused:
+            self._fused(num_fused, x, residual, cache, plan)
+        for index in range(num_fused, last + 1):
+            layer = self._weights.layers[index]
             qkv = layer.qkv(x)
             kernels.rope_write_kv(qkv, cache, index, plan, layer.rope, layer.qk_norm)
             if index == last and wanted is not None and wanted.numel() == 0:
@@ -90,8 +105,7 @@ class Decoder:
             x = kernels.add_rms_norm(x, residual, layer.mlp_norm, eps)
             x = layer.down(self._gated(layer.gate_up(x)))
             x = self._normed(x, layer.mlp_out_norm)
-            next_norm = self._weights.final_norm if index == last else self._weights.layers[index + 1].input_norm
-            x = kernels.add_rms_norm(x, residual, next_norm, eps)
+            x = kernels.add_rms_norm(x, residual, self._next_norm(index), eps)
         return x
 
     def embed(self, token_ids: Tensor) -> Tensor:
@@ -103,6 +117,34 @@ class Decoder:
         logits = self._weights.head(hidden)
         cap = self.config.logit_soft_cap
         return logits if cap is None else self._kernels.soft_cap(logits, cap)
+
+    def _next_norm(self, index: int) -> Tensor:
+        """The norm of what layer `index` gives."""
+        layers = self._weights.layers
+        return self._weights.final_norm if index == len(layers) - 1 else layers[index + 1].input_norm
+
+    def _fuse_layers(self) -> FusedLayers | None:
+        """All layers as one call, where nothing passes between ranks inside them and the kernels have it."""
+        layers = self._weights.layers
+        if not isinstance(self._kernels, LayerFusion) or any(layer.output.group.size > 1 for layer in layers):
+            return None
+        fusable = [
+            FusableLayer(
+                qkv=layer.qkv.packed,
+                qk_norm=layer.qk_norm,
+                rope=layer.rope,
+                attention=layer.attention,
+                output=layer.output.packed,
+                attention_out_norm=layer.attention_out_norm,
+                mlp_norm=layer.mlp_norm,
+                gate_up=layer.gate_up.packed,
+                down=layer.down.packed,
+                mlp_out_norm=layer.mlp_out_norm,
+                next_norm=self._next_norm(index),
+            )
+            for index, layer in enumerate(layers)
+        ]
+        return self._kernels.fuse_layers(fusable, self.config.norm_eps, self.config.activation)
 
     def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
         return x if weight is None else self._kernels.rms_norm(x, weight, self.config.norm_eps)

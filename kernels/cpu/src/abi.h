@@ -89,6 +89,43 @@ struct AttentionArgs {
     KvLayer kv;
 };
 
+// A matrix as `LinearArgs` has it, but for the rows.
+struct Matrix {
+    int64_t columns, depth, panel_dtype;
+    const void* panels;
+    const float* bias;
+};
+
+struct NormWeight {
+    const void* weight;  // null: no norm
+    int64_t dtype;
+};
+
+// One layer of a decoder, as kernels/cpu/layers.py packs it: 8-byte fields alone.
+struct LayerWeights {
+    Matrix qkv, output, gate_up, down;
+    NormWeight q_norm, k_norm, attention_out_norm, mlp_norm, mlp_out_norm, next_norm;
+    const float *cos, *sin;
+    int64_t half, window;  // a window of 0: none
+    double scale, soft_cap, qk_eps;  // a soft cap of 0: none
+};
+
+// Layers [0, num_layers) of a decoder, over one batch.
+struct LayersArgs {
+    const LayerWeights* layers;
+    int64_t num_layers, num_heads, is_gelu;
+    float eps;
+    int64_t num_tokens, hidden;
+    void *x, *residual;  // [num_tokens, hidden], both changed: of x, its norm goes in and that of the sum comes out
+    int dtype, residual_dtype;
+    const int64_t* slots;
+    const int32_t* positions;
+    const int32_t *query_starts, *context_lens, *block_tables;
+    int64_t num_rows, max_blocks;
+    int64_t kv_layer_bytes;
+    KvLayer kv;  // of the first layer
+};
+
 constexpr int kMaxAlternatives = 256;
 
 struct LogprobArgs {
@@ -130,12 +167,13 @@ struct Kernels {
     void (*linear)(const LinearArgs&, int threads);
     void (*rope_write_kv)(const RopeArgs&, int threads);
     void (*attention)(const AttentionArgs&, int threads);
+    void (*layers)(const LayersArgs&, int threads);
     void (*sample)(const SampleArgs&, int threads);
     void (*logprobs)(const SampleArgs&, const LogprobArgs&, int threads);
 };
 
 // Memory of the calling thread, kept between calls; zeroed when it is first handed out or grown.
-enum ScratchSlot { kRowScratch, kCountScratch, kSortScratch, kAttentionScratch, kInputScratch, kNumScratchSlots };
+enum ScratchSlot { kRowScratch, kCountScratch, kSortScratch, kAttentionScratch, kInputScratch, kLayerScratch, kNumScratchSlots };
 void* thread_scratch(ScratchSlot slot, size_t num_bytes);
 
 }  // namespace octavo

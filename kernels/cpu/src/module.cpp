@@ -202,6 +202,31 @@ PyObject* attention(PyObject*, PyObject* const* values, Py_ssize_t count) {
     return run_released(in, [&] { in.kernels().attention(a, in.threads); });
 }
 
+// (context, packed layers, their bytes, num_layers, num_heads, is_gelu, eps, num_tokens, hidden, x, residual, dtype,
+//  residual dtype, slots, positions, query_starts, context_lens, block_tables, num_rows, max_blocks, kv_layer_bytes,
+//  first layer...)
+PyObject* layers(PyObject*, PyObject* const* values, Py_ssize_t count) {
+    Args in(values, count, 27);
+    in.context();
+    LayersArgs a;
+    a.layers = in;
+    long long num_bytes = in.integer();
+    a.num_layers = in.integer(), a.num_heads = in.integer(), a.is_gelu = in.integer();
+    a.eps = static_cast<float>(in.number());
+    a.num_tokens = in.integer(), a.hidden = in.integer();
+    a.x = in, a.residual = in;
+    a.dtype = in.integer(), a.residual_dtype = in.integer();
+    a.slots = in, a.positions = in;
+    a.query_starts = in, a.context_lens = in, a.block_tables = in;
+    a.num_rows = in.integer(), a.max_blocks = in.integer();
+    a.kv_layer_bytes = in.integer();
+    a.kv = read_layer(in);
+    if (in.ok() && num_bytes < a.num_layers * static_cast<long long>(sizeof(LayerWeights)))
+        return PyErr_Format(PyExc_ValueError, "%lld layers take %zu bytes each, got %lld in all", (long long)a.num_layers,
+                            sizeof(LayerWeights), num_bytes);
+    return run_released(in, [&] { in.kernels().layers(a, in.threads); });
+}
+
 enum Fault : int { kNoTokens, kTooManyTokens, kTableTooShort, kBlockOutside, kWrongPosition };
 
 // Fills slots; a fault returns (fault, row, token, value) for the caller to word.
@@ -317,7 +342,7 @@ PyObject* variants(PyObject*, PyObject*) {
 PyMethodDef kMethods[] = {
     FAST(norm), FAST(silu_mul), FAST(gelu_mul), FAST(soft_cap),
     FAST(narrowest), FAST(pack), FAST(linear),
-    FAST(rope_write_kv), FAST(attention), FAST(plan_slots), FAST(copy_blocks),
+    FAST(rope_write_kv), FAST(attention), FAST(layers), FAST(plan_slots), FAST(copy_blocks),
     FAST(advise_huge_pages),
     FAST(sample), FAST(logprobs), {"variants", variants, METH_NOARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
 PyModuleDef kModule = {PyModuleDef_HEAD_INIT, "_native", "Octavo's CPU kernels.", -1, kMethods,

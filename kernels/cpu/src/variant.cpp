@@ -8,8 +8,7 @@
 
 namespace {
 #include "sampling.h"
-#include "attention.h"
-#include "linear.h"
+#include "layers.h"
 }  // namespace
 
 #define JOIN_(a, b) a##b
@@ -20,6 +19,6 @@ namespace {
 namespace octavo {
 extern const Kernels JOIN(kernels_, VARIANT);
 const Kernels JOIN(kernels_, VARIANT) = {
-    TEXT(VARIANT), ::norm,   ::silu_mul,      ::gelu_mul,  ::soft_cap, ::narrowest,
-    ::pack,        ::linear, ::rope_write_kv, ::attention, ::sample,   ::logprobs};
+    TEXT(VARIANT), ::norm,   ::silu_mul,      ::gelu_mul,  ::soft_cap, ::narrowest, ::pack,
+    ::linear,      ::rope_write_kv, ::attention, ::layers, ::sample,   ::logprobs};
 }  // namespace octavo
