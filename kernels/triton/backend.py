@@ -27,7 +27,8 @@ from kernels.api import (
     Samples,
     SamplingBatch,
 )
-from kernels.triton import activations, kv_write, metadata, norms, sampling
+from kernels.quantized import QuantizedWeight
+from kernels.triton import activations, kv_write, metadata, norms, quantized, sampling
 from kernels.triton import cache as caches
 from kernels.triton import linear as linears
 from kernels.triton.configs import architecture
@@ -136,7 +137,13 @@ class TritonBackend:
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
         return linears.pack(weight, bias)
 
+    def pack_quantized(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> PackedLinear:
+        """A quantized weight for activations of `dtype`, moved to the device; dequantized where no kernel takes it."""
+        return quantized.pack(weight, bias, dtype, self._device)
+
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        if isinstance(packed, quantized.QuantizedLinear):
+            return quantized.linear(x, packed, self._batch_invariant)
         if not isinstance(packed, linears.TritonLinear):
             raise TypeError(f"the weight was packed by another backend: {type(packed).__name__}")
         return linears.linear(x, packed, self._shape, self._batch_invariant)

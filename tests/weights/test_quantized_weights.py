@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kernels.quantized import GroupedWeight
 from kernels.reference.quantized import dequantize, quantize_grouped, quantize_scaled
-from octavo.sources import ModelSource
+from octavo.sources import ModelSource, Origin
 from tests.weights import tiny_checkpoints
 from worker_svc.weights import ExpectedTensor, WeightsError, load_weights, open_checkpoint
 from worker_svc.weights.quantization_config import parse_quantization
@@ -50,7 +50,7 @@ def awq(weight: Tensor) -> Written:
     order = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])
 
     def interleaved(numbers: Tensor) -> Tensor:
-        return packed(numbers.unflatten(1, (-1, 8))[..., order].flatten(1), 4, 1)
+        return packed(numbers.reshape(len(numbers), -1, 8)[..., order].flatten(1), 4, 1)
 
     tensors = {
         "qweight": interleaved(quantized.codes.t()),
@@ -149,7 +149,7 @@ def write(directory: Path, layout: str) -> tuple[ModelSource, dict[str, Tensor]]
     tensors["model.layers.0.self_attn.k_proj.k_scale"] = torch.ones(())
     save_file(tensors, directory / "model.safetensors")
     (directory / "config.json").write_text(json.dumps({"quantization_config": fields}))
-    return ModelSource("tiny", "directory", directory, directory), matrices
+    return ModelSource("tiny", Origin.DIRECTORY, directory, directory), matrices
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -108,7 +108,7 @@ class QuantizedCheckpoint:
         codes = _unpacked(self._companion(module, "qweight"), 4)
         zeros = _unpacked(self._companion(module, "qzeros"), 4)
         scales = self._companion(module, "scales").float()
-        codes, zeros = (x.unflatten(1, (-1, 8))[..., _AWQ_PLACES].flatten(1) for x in (codes, zeros))
+        codes, zeros = (x.view(len(x), -1, 8)[..., _AWQ_PLACES].flatten(1) for x in (codes, zeros))
         return GroupedWeight(codes.t(), scales.t(), zeros.t(), _even_groups(len(codes), len(scales)), 4)
 
     def _gptq(self, module: str) -> GroupedWeight:
@@ -165,7 +165,8 @@ def _quantized_modules(specs: Mapping[str, TensorSpec]) -> dict[str, str]:
 def _unpacked(words: Tensor, bits: int) -> Tensor:
     """[n, m] int32 to the [n, m * 32 / bits] uint8 numbers in them, the lowest bits first."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)
-    return ((words[..., None] >> shifts) & (2**bits - 1)).to(torch.uint8).flatten(1)
+    numbers: Tensor = (words[..., None] >> shifts) & (2**bits - 1)
+    return numbers.to(torch.uint8).flatten(1)
 
 
 def _even_groups(num_inputs: int, num_groups: int) -> Tensor:
