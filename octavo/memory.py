@@ -261,24 +261,27 @@ def predict_ranks(
     return sum(each[1:], each[0]), replace(largest, num_blocks=num_blocks)
 
 
-def resolve_dtype(requested: str, checkpoint_dtype: str | None, cpu_flags: frozenset[str]) -> str:
+def resolve_dtype(requested: str, checkpoint_dtype: str | None, cpu_flags: frozenset[str] | None) -> str:
     """The precision to compute in: what was asked, else the checkpoint's.
 
-    A quantized checkpoint has none (None): then bfloat16 where the CPU has instructions for it, else float32.
+    A quantized checkpoint has none (None): then bfloat16 on a GPU, for which `cpu_flags` is None, and where the CPU
+    has instructions for it; else float32.
     """
     return _choose_dtype(requested, checkpoint_dtype, cpu_flags)[0]
 
 
-def dtype_reason(requested: str, checkpoint_dtype: str | None, cpu_flags: frozenset[str]) -> str:
+def dtype_reason(requested: str, checkpoint_dtype: str | None, cpu_flags: frozenset[str] | None) -> str:
     """Why `resolve_dtype` chose what it chose."""
     return _choose_dtype(requested, checkpoint_dtype, cpu_flags)[1]
 
 
-def _choose_dtype(requested: str, checkpoint_dtype: str | None, cpu_flags: frozenset[str]) -> tuple[str, str]:
+def _choose_dtype(requested: str, checkpoint_dtype: str | None, cpu_flags: frozenset[str] | None) -> tuple[str, str]:
     if requested != "auto":
         return requested, "as given"
     if checkpoint_dtype is not None:
         return checkpoint_dtype, "the checkpoint's"
+    if cpu_flags is None:
+        return "bfloat16", "the checkpoint is quantized, and this is a GPU"
     if cpu_flags & BF16_INSTRUCTIONS:
         return "bfloat16", "the checkpoint is quantized, and this CPU has bf16 instructions"
     return "float32", "the checkpoint is quantized, and this CPU has no bf16 instructions"

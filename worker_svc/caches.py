@@ -7,7 +7,7 @@ memory and the group; must not know what the blocks are for.
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from kernels.api import Backend, KVCache, KVCacheSpec
 from octavo.machine import MachineFacts, collect_machine
@@ -15,10 +15,21 @@ from octavo.memory import ModelShape
 from octavo.process import StartError
 from octavo.sizes import format_bytes
 from worker_svc.config import WorkerConfig
-from worker_svc.kv_cache import memory_table, resident_bytes, size_memory
+from worker_svc.device.memory import Meter
+from worker_svc.kv_cache import memory_table, resident_bytes, size_card_memory, size_memory
 from worker_svc.parallel.group import Membership
+from worker_svc.profiling import StepMemory
 
 _LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CardSteps:
+    """A GPU whose steps were measured."""
+
+    meter: Meter
+    steps: StepMemory
+    backend: Backend
 
 
 def allocate_cache(
@@ -38,6 +49,21 @@ def allocate_cache(
         raise StartError(f"{error}; lower --kv-cache-memory or --num-kv-blocks") from error
 
 
+def allocate_card_cache(
+    config: WorkerConfig, shape: ModelShape, dtype: str, spec: KVCacheSpec, card: CardSteps, ranks: Membership
+) -> KVCache:
+    """The device tier on a GPU, sized by what was measured there; raises StartError as `allocate_cache`."""
+    block_bytes = replace(spec, num_blocks=1).num_bytes
+    memory = size_card_memory(
+        config, block_bytes, card.meter.read(), card.steps.workspace_bytes, card.steps.graph_bytes
+    )
+    (num_blocks,) = ranks.group.minimum((memory.pool.num_blocks,))
+    if num_blocks < memory.pool.num_blocks:
+        memory = memory.with_blocks(num_blocks, f"the least that fits on one of {ranks.group.size} ranks")
+    _LOG.info("%s", memory_table(memory, shape, dtype, config))
+    return card.backend.allocate_kv_cache(replace(spec, num_blocks=num_blocks))
+
+
 def allocate_host_cache(config: WorkerConfig, backend: Backend, cache: KVCache, ranks: Membership) -> KVCache | None:
     """The second tier, in host memory; None without --swap-space. Raises StartError for more than is free."""
     num_bytes = config.swap_bytes
@@ -53,7 +79,8 @@ def allocate_host_cache(config: WorkerConfig, backend: Backend, cache: KVCache, 
         )
     (num_blocks,) = ranks.group.minimum((num_bytes // block_bytes,))
     _LOG.info("host tier: %d blocks, %s", num_blocks, format_bytes(num_blocks * block_bytes))
-    return backend.allocate_kv_cache(replace(cache.spec, num_blocks=num_blocks))
+    spec = replace(cache.spec, num_blocks=num_blocks)
+    return (getattr(backend, "allocate_host_kv_cache", None) or backend.allocate_kv_cache)(spec)
 
 
 def _own_machine(ranks: Membership) -> MachineFacts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from octavo import common_options
@@ -31,6 +32,11 @@ class WorkerConfig:
         "Precision of weights and KV cache; auto follows the checkpoint.",
         choices=("auto", "bfloat16", "float16", "float32"),
     )
+    device: str = option(
+        "auto",
+        "Where to compute: cpu, cuda, or cuda:N for the first of the ranks' cards. auto takes the GPU, and the CPU "
+        "only where nothing says that there is one.",
+    )
     max_model_len: int | None = option(
         None,
         "Longest sequence, prompt and output together; the model's own limit when unset.",
@@ -45,6 +51,12 @@ class WorkerConfig:
         "--num-kv-blocks nor --kv-cache-memory is given; it takes no more than --max-num-seqs sequences can use.",
         limits=Limits(0.01, 0.95),
     )
+    gpu_memory_utilization: float = option(
+        0.9,
+        "Share of a card's memory that the worker may hold, weights, workspace and graphs included; what other "
+        "processes hold is left to them.",
+        limits=Limits(0.05, 0.99),
+    )
     max_num_seqs: int = option(64, "Most sequences that run at once.", limits=Limits(1, 4096))
     max_num_batched_tokens: int = option(
         512, "Most tokens computed in one step, prefill and decode together.", limits=Limits(1, 65536)
@@ -57,8 +69,17 @@ class WorkerConfig:
     kernels: str = option(
         "auto",
         "Kernels to compute with; auto takes the fastest that this machine runs.",
-        choices=("auto", "reference", "cpu"),
+        choices=("auto", "reference", "cpu", "triton"),
     )
+    enforce_eager: bool = option(
+        False, "Launch every kernel of a decode step by itself: no CUDA graphs, which saves their memory and start."
+    )
+    batch_invariant: bool = option(
+        False,
+        "On a GPU: fix the order of every sum, so that an answer does not depend on what else runs. Matrix products "
+        "and prefill are slower. On a CPU it is always so.",
+    )
+    nvtx: bool = option(False, "On a GPU: name steps and their phases for profilers such as Nsight Systems.")
     num_threads: int | None = option(
         None,
         "Threads of one step, of each rank; when unset one a core that the process may use, ranks sharing them, and "
@@ -96,6 +117,10 @@ class WorkerConfig:
         common_options.check_mutual_options(
             "--internal-tls", self.internal_tls_cert, self.internal_tls_key, self.internal_tls_ca
         )
+        if re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", self.device) is None:
+            raise OptionError("--device", self.device, "must be auto, cpu, cuda or cuda:N", "Use cuda:0 for the first")
+        if self.device == "cpu" and self.kernels == "triton":
+            raise OptionError("--kernels", self.kernels, "runs on GPUs, and --device is cpu", "Leave one of them out")
         if self.num_kv_blocks is not None and self.kv_cache_memory is not None:
             raise OptionError(
                 "--num-kv-blocks",
@@ -131,6 +156,9 @@ class WorkerConfig:
             return tuple((name, reason) for name in unused)
         if self.simulated_costs:
             return (("simulated_costs", "--simulate is not given"), *self._overruled_sizes())
+        if self.device == "cpu":
+            gpu_only = ("gpu_memory_utilization", "enforce_eager", "nvtx")
+            return (*((name, "--device is cpu") for name in gpu_only), *self._overruled_sizes())
         return self._overruled_sizes()
 
     def _overruled_sizes(self) -> tuple[tuple[str, str], ...]:

@@ -44,17 +44,13 @@ def follow(config: WorkerConfig, place: RankPlace) -> NoReturn:
     gc.disable()
     phases = Phases()
     with phases.phase("import"):
-        import torch
-
         from worker_svc.loading import load
-        from worker_svc.parallel.group import Membership
         from worker_svc.parallel.rendezvous import Rendezvous
     with phases.phase("ranks"):
         meeting = Rendezvous(place, config.rendezvous_timeout, None)
         receiver = _reach_first_rank(meeting, place, config.rendezvous_timeout)
     try:
-        ranks = Membership(meeting.group(torch.device("cpu"), is_ordered=True), place.num_local_ranks)
-        loaded = load(config, phases, ranks)
+        loaded = load(config, phases, meeting.membership(config))
         gc.freeze()
         gc.enable()
         _run(loaded, receiver)

@@ -15,6 +15,7 @@ from octavo.memory import KvPool, KvRequest, ModelShape, size_kv_pool
 from octavo.process import StartError
 from octavo.sizes import format_bytes
 from worker_svc.config import WorkerConfig
+from worker_svc.device.memory import CardMemory
 from worker_svc.model.config import ModelConfig
 from worker_svc.model.names import layer_vector_items
 
@@ -59,6 +60,8 @@ class WorkerMemory:
     others_bytes: int
     # Left once the cache is full and a step runs.
     free_bytes: int
+    # Kept by CUDA graphs.
+    graph_bytes: int = 0
 
     def with_blocks(self, num_blocks: int, reason: str) -> WorkerMemory:
         """With a smaller pool, and why."""
@@ -104,6 +107,62 @@ def size_memory(
     )
 
 
+def size_card_memory(
+    config: WorkerConfig, block_bytes: int, card: CardMemory, workspace_bytes: int, graph_bytes: int
+) -> WorkerMemory:
+    """Sizes the KV cache of a rank on a GPU: `card` was read with the weights loaded, the rest was measured.
+
+    The cache takes what is left of --gpu-memory-utilization of the card, as far as other processes leave it free.
+    Raises StartError when it does not fit, naming the option to change and to what.
+    """
+    share = config.gpu_memory_utilization
+    own_room = int(card.total_bytes * share) - card.own_bytes - workspace_bytes - graph_bytes
+    free_room = card.free_bytes - workspace_bytes - graph_bytes
+    room = max(0, min(own_room, free_room))
+    if config.num_kv_blocks is not None:
+        num_blocks, reason, room = config.num_kv_blocks, "--num-kv-blocks", max(0, free_room)
+    elif config.kv_cache_memory is not None:
+        num_blocks, reason, room = config.kv_cache_memory // block_bytes, "--kv-cache-memory", max(0, free_room)
+    elif own_room <= free_room:
+        num_blocks, reason = room // block_bytes, f"what --gpu-memory-utilization {share:g} leaves"
+    else:
+        num_blocks, reason = room // block_bytes, "what other processes leave free"
+    pool = KvPool(num_blocks, config.block_size, block_bytes, reason)
+    if num_blocks < 1 or pool.num_bytes > room:
+        held = (
+            f"the card's {format_bytes(card.total_bytes)} hold weights {format_bytes(card.own_bytes)}, a step "
+            f"{format_bytes(workspace_bytes)}, graphs {format_bytes(graph_bytes)}, other processes "
+            f"{format_bytes(card.others_bytes)}"
+        )
+        remedy = _card_remedy(pool, card, room, own_room < free_room, graph_bytes)
+        raise StartError(
+            f"the KV cache has {format_bytes(room)}, {num_blocks} blocks ({reason}) take "
+            f"{format_bytes(max(1, num_blocks) * block_bytes)}: {held}; {remedy}"
+        )
+    return WorkerMemory(
+        weight_bytes=card.own_bytes,
+        workspace_bytes=workspace_bytes,
+        pool=pool,
+        others_bytes=card.others_bytes,
+        free_bytes=free_room - pool.num_bytes,
+        graph_bytes=graph_bytes,
+    )
+
+
+def _card_remedy(pool: KvPool, card: CardMemory, room: int, is_share_short: bool, graph_bytes: int) -> str:
+    """The option to change, and to what."""
+    if pool.reason == "--num-kv-blocks" and room >= pool.block_bytes:
+        return f"use --num-kv-blocks {room // pool.block_bytes} or less"
+    if pool.reason == "--kv-cache-memory" and room >= pool.block_bytes:
+        return f"use --kv-cache-memory {room // 2**20}MiB or less"
+    smaller = "lower --max-num-batched-tokens or --max-num-seqs" + (", give --enforce-eager" if graph_bytes else "")
+    if is_share_short:
+        # As much as is free now, rounded down.
+        most = int(100 * (card.own_bytes + card.free_bytes) / card.total_bytes) / 100
+        return f"use --gpu-memory-utilization {min(most, 0.99):g}, or {smaller}"
+    return f"free memory of the card, {smaller}, or divide the model with --tensor-parallel-size"
+
+
 def memory_table(memory: WorkerMemory, shape: ModelShape, dtype: str, config: WorkerConfig) -> str:
     """The account of memory that the log shows at start, one line a purpose, and what it allows."""
     pool = memory.pool
@@ -117,6 +176,7 @@ def memory_table(memory: WorkerMemory, shape: ModelShape, dtype: str, config: Wo
             f"{pool.num_blocks} blocks of {pool.block_size} tokens, {pool.num_tokens} tokens: {pool.reason}",
         ),
         ("workspace", memory.workspace_bytes, "one step's activations and logits at most"),
+        *([("CUDA graphs", memory.graph_bytes, "of decode steps, measured")] if memory.graph_bytes else []),
         ("other processes", memory.others_bytes, ""),
         ("left free", memory.free_bytes, ""),
     ]

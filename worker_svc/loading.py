@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from tqdm import tqdm
 
-from kernels.api import Backend, KVCacheSpec
+from kernels.api import Backend, KVCache, KVCacheSpec
 from kernels.select import open_backend
 from octavo.internal.v1 import types_pb2, worker_pb2
 from octavo.machine import collect_machine, usable_cpus
@@ -28,8 +28,11 @@ from octavo.phases import Phases
 from octavo.process import StartError
 from octavo.sharding import ShardingError
 from octavo.sources import ModelSource, end_token_ids, resolve, tokenizer_hash, vocabulary_facts
-from worker_svc.caches import allocate_cache, allocate_host_cache
+from worker_svc.caches import CardSteps, allocate_cache, allocate_card_cache, allocate_host_cache
 from worker_svc.config import WorkerConfig
+from worker_svc.decode_graphs import graph_sizes
+from worker_svc.device.choice import choose_device, open_device
+from worker_svc.device.memory import CudaMeter
 from worker_svc.fingerprint import model_fingerprint, numerics_fingerprint
 from worker_svc.grammar import GrammarCompiler, load_grammar_vocabulary
 from worker_svc.kv_cache import model_shape, resolve_max_model_len
@@ -39,6 +42,7 @@ from worker_svc.model.sharding import ModelShard, shard_model
 from worker_svc.parallel.agreement import require_equal
 from worker_svc.parallel.group import ALONE, Membership, TPGroup
 from worker_svc.process_memory import return_freed_memory
+from worker_svc.profiling import StepMemory, measure_steps
 from worker_svc.rows import RowLimits
 from worker_svc.runner import Runner, RunnerLimits, RunnerParts
 from worker_svc.threads import StepThreads, watched_threads
@@ -85,38 +89,44 @@ def load(config: WorkerConfig, phases: Phases, ranks: Membership = ALONE) -> Loa
 
     Raises StartError, SourceError or MemoryError with a cause that the operator can mend.
     """
+    torch_device = choose_device(config.device, ranks.local_rank)
     with phases.phase("model"):
-        model = _find_model(config, ranks)
+        model = _find_model(config, ranks, torch_device)
     with phases.phase("tokenizer"):
         vocabulary = _read_vocabulary(model)
     num_cpus = max(1, usable_cpus() // ranks.num_local_ranks)
-    backend = _open_backend(config, num_cpus)
-    threads = watched_threads(config.num_threads, num_cpus, _setter(backend))
+    device = open_device(torch_device, config)
+    meter = None if torch_device.type == "cpu" else CudaMeter(torch_device)
+    backend = _open_backend(config, num_cpus, torch_device)
+    threads = watched_threads(config.num_threads, num_cpus, _setter(backend)) if meter is None else None
     with phases.phase("weights", total=len(model.shard.expected())) as advance:
-        decoder, fingerprint = _load_decoder(model, backend, ranks.group, advance)
+        decoder, fingerprint = _load_decoder(model, backend, ranks.group, advance, torch_device)
         return_freed_memory()
     info = _model_info(model, vocabulary, backend, fingerprint, ranks.group)
     info.name = config.served_model_name or served_name(config.model)
     with phases.phase("kv"):
         require_equal(ranks.group, info, config)
         spec = _cache_spec(config, model)
-        cache = allocate_cache(config, model.shape, model.dtype, spec, backend, ranks)
+        graph_rows = () if config.enforce_eager or meter is None else graph_sizes(config.max_num_seqs)
+
+        def parts_over(cache: KVCache, host_cache: KVCache | None = None) -> RunnerParts:
+            return RunnerParts(decoder, backend, cache, host_cache, ranks.group, device, graph_rows)
+
+        if meter is None:
+            cache = allocate_cache(config, model.shape, model.dtype, spec, backend, ranks)
+        else:
+            unsized = _limits(config, model, vocabulary, 0)
+            steps = _measure_steps(meter, lambda spec: parts_over(backend.allocate_kv_cache(spec)), spec, unsized)
+            card = CardSteps(meter, steps, backend)
+            cache = allocate_card_cache(config, model.shape, model.dtype, spec, card, ranks)
         host_cache = allocate_host_cache(config, backend, cache, ranks)
-    limits = RunnerLimits(
-        RowLimits(
-            num_slots=config.max_num_seqs,
-            max_model_len=model.shape.max_model_len,
-            block_size=config.block_size,
-            num_blocks=cache.spec.num_blocks,
-            vocab_size=vocabulary.size,
-        ),
-        max_step_tokens=config.max_num_batched_tokens,
-    )
+    limits = _limits(config, model, vocabulary, cache.spec.num_blocks)
     # Only now, so that what it takes meanwhile does not decide how many blocks there are.
     grammars = _open_grammars(model, vocabulary)
-    runner = Runner(RunnerParts(decoder, backend, cache, host_cache, ranks.group), limits, grammars)
+    runner = Runner(parts_over(cache, host_cache), limits, grammars)
     with phases.phase("warm-up"):
         _warm_up(runner, vocabulary)
+        runner.capture_graphs()
     hello = _hello(limits, info, host_cache.spec.num_blocks if host_cache is not None else 0)
     return LoadedWorker(runner, hello, threads)
 
@@ -127,9 +137,37 @@ def _open_grammars(model: _Model, vocabulary: _Vocabulary) -> GrammarCompiler:
     return GrammarCompiler(lambda: load_grammar_vocabulary(directory, size, end_ids), end_ids)
 
 
-def _open_backend(config: WorkerConfig, num_cpus: int) -> Backend:
+def _limits(config: WorkerConfig, model: _Model, vocabulary: _Vocabulary, num_blocks: int) -> RunnerLimits:
+    return RunnerLimits(
+        RowLimits(
+            num_slots=config.max_num_seqs,
+            max_model_len=model.shape.max_model_len,
+            block_size=config.block_size,
+            num_blocks=num_blocks,
+            vocab_size=vocabulary.size,
+        ),
+        max_step_tokens=config.max_num_batched_tokens,
+    )
+
+
+def _measure_steps(
+    meter: CudaMeter, make_parts: Callable[[KVCacheSpec], RunnerParts], spec: KVCacheSpec, limits: RunnerLimits
+) -> StepMemory:
     try:
-        return open_backend(config.kernels, config.num_threads or num_cpus)
+        return measure_steps(meter, make_parts, spec, limits)
+    except torch.OutOfMemoryError as error:
+        raise StartError(
+            f"the weights leave no room for one step of {limits.max_step_tokens} tokens: {error}; lower "
+            "--max-num-batched-tokens or --max-num-seqs, free memory of the card, or divide the model with "
+            "--tensor-parallel-size"
+        ) from error
+
+
+def _open_backend(config: WorkerConfig, num_cpus: int, device: torch.device) -> Backend:
+    if device.type == "cuda" and config.kernels not in ("auto", "triton"):
+        raise StartError(f"--kernels {config.kernels}: they compute on the CPU; give --device cpu, or leave them out")
+    try:
+        return open_backend(config.kernels, config.num_threads or num_cpus, device, config.batch_invariant)
     except RuntimeError as error:
         raise StartError(f"--kernels {config.kernels}: {error}") from error
 
@@ -144,7 +182,7 @@ def _setter(backend: Backend) -> Callable[[int], None]:
     return set_num_threads
 
 
-def _find_model(config: WorkerConfig, ranks: Membership) -> _Model:
+def _find_model(config: WorkerConfig, ranks: Membership, device: torch.device) -> _Model:
     source = resolve(config.model)
     path = source.directory / "config.json"
     try:
@@ -154,9 +192,9 @@ def _find_model(config: WorkerConfig, ranks: Membership) -> _Model:
         raise StartError(f"{path} cannot be read: {error}") from error
     except ModelConfigError as error:
         raise StartError(f"{path.parent}: {error}") from error
-    machine = collect_machine()
+    cpu_flags = collect_machine().cpu_flags if device.type == "cpu" else None
     stored = None if source.is_gguf else fields.get("dtype") or fields.get("torch_dtype") or "float32"
-    dtype = resolve_dtype(config.dtype, stored, machine.cpu_flags)
+    dtype = resolve_dtype(config.dtype, stored, cpu_flags)
     if dtype not in _DTYPES:
         raise StartError(
             f"{path}: dtype {dtype} is not one that the worker computes in; choose --dtype from {', '.join(_DTYPES)}"
@@ -169,7 +207,7 @@ def _find_model(config: WorkerConfig, ranks: Membership) -> _Model:
         parsed.num_layers,
         shape.num_parameters / 1e6,
     )
-    _LOG.info("option --dtype is %s: %s", dtype, dtype_reason(config.dtype, stored, machine.cpu_flags))
+    _LOG.info("option --dtype is %s: %s", dtype, dtype_reason(config.dtype, stored, cpu_flags))
     limit = "the model's own limit" if config.max_model_len is None else "as given"
     _LOG.info("option --max-model-len is %d: %s", shape.max_model_len, limit)
     rank, num_ranks = ranks.group.rank, ranks.group.size
@@ -202,14 +240,15 @@ def _read_vocabulary(model: _Model) -> _Vocabulary:
 
 
 def _load_decoder(
-    model: _Model, backend: Backend, group: TPGroup, advance: Callable[[int], None]
+    model: _Model, backend: Backend, group: TPGroup, advance: Callable[[int], None], place: torch.device
 ) -> tuple[Decoder, str]:
     """The decoder with its weights, and the model's fingerprint."""
     dtype = _DTYPES[model.dtype]
     try:
         checkpoint = open_checkpoint(model.source, dtype)
         try:
-            return _pack_decoder(model, backend, group, checkpoint, advance), _fingerprint(model, checkpoint)
+            packed = _pack_decoder(model, backend, group, checkpoint, advance, place)
+            return packed, _fingerprint(model, checkpoint)
         finally:
             checkpoint.close()
     except WeightsError as error:
@@ -217,7 +256,12 @@ def _load_decoder(
 
 
 def _pack_decoder(
-    model: _Model, backend: Backend, group: TPGroup, checkpoint: Checkpoint, advance: Callable[[int], None]
+    model: _Model,
+    backend: Backend,
+    group: TPGroup,
+    checkpoint: Checkpoint,
+    advance: Callable[[int], None],
+    place: torch.device,
 ) -> Decoder:
     """A tensor counts half when it is loaded and half when it is packed: either may be what takes the time."""
     expected = model.shard.expected()
@@ -237,9 +281,9 @@ def _pack_decoder(
 
         def take(name: str) -> Tensor:
             count_half()
-            return loaded.pop(name)
+            return loaded.pop(name).to(place)
 
-        return build_decoder(model.shard, group, take, backend, model.shape.max_model_len)
+        return build_decoder(model.shard, group, take, backend, model.shape.max_model_len, place)
 
 
 def _fingerprint(model: _Model, checkpoint: Checkpoint) -> str:

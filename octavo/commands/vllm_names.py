@@ -21,7 +21,6 @@ RENAMED: Mapping[str, str] = {
     ),
     "--kv-cache-dtype": "does not exist: the KV cache has the precision of --dtype",
     "--cpu-offload-gb": "does not exist: weights stay where the worker computes",
-    "--enforce-eager": "does not exist: nothing is captured or compiled at start",
     "--compilation-config": "does not exist: nothing is captured or compiled at start",
     "--max-seq-len-to-capture": "does not exist: nothing is captured or compiled at start",
     "--enable-chunked-prefill": "needs no option: prompts are always computed in chunks, sized by "

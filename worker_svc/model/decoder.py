@@ -150,9 +150,19 @@ class Decoder:
         return x if weight is None else self._kernels.rms_norm(x, weight, self.config.norm_eps)
 
 
-def build_decoder(shard: ModelShard, group: TPGroup, take: TakeTensor, backend: Backend, max_model_len: int) -> Decoder:
-    """Packs a rank's weights layer by layer; each tensor that the shard expects is taken exactly once."""
-    builder = _Builder(shard, group, take, backend, max_model_len)
+def build_decoder(
+    shard: ModelShard,
+    group: TPGroup,
+    take: TakeTensor,
+    backend: Backend,
+    max_model_len: int,
+    place: torch.device | None = None,
+) -> Decoder:
+    """Packs a rank's weights layer by layer; each tensor that the shard expects is taken exactly once.
+
+    `place` is where `take` gives them and the backend computes; None for the CPU.
+    """
+    builder = _Builder(shard, group, take, backend, max_model_len, place)
     names = DecoderNames(shard.whole)
     table = padded_rows(take(names.embedding), shard.config.num_embedding_rows)
     layers = tuple(builder.layer(index) for index in range(shard.whole.num_layers))
@@ -169,7 +179,13 @@ class _Builder:
     """Makes the layers of one rank's decoder."""
 
     def __init__(
-        self, shard: ModelShard, group: TPGroup, take: TakeTensor, backend: Backend, max_model_len: int
+        self,
+        shard: ModelShard,
+        group: TPGroup,
+        take: TakeTensor,
+        backend: Backend,
+        max_model_len: int,
+        place: torch.device | None,
     ) -> None:
         self._shard = shard
         self._config = shard.config
@@ -178,7 +194,7 @@ class _Builder:
         self._backend = backend
         # Layers that turn alike share a table: it grows with max_model_len.
         self._ropes: Mapping[RopeConfig, RopeTable] = {
-            rope: rope_table(rope, max_model_len) for rope in shard.config.ropes
+            rope: _placed(rope_table(rope, max_model_len), place) for rope in shard.config.ropes
         }
 
     def layer(self, index: int) -> DecoderLayer:
@@ -223,6 +239,10 @@ class _Builder:
         weight = self._take(f"{projection}.weight")
         bias = self._take(f"{projection}.bias") if has_bias else None
         return row_linear(self._backend, weight, bias, self._group)
+
+
+def _placed(table: RopeTable, place: torch.device | None) -> RopeTable:
+    return table if place is None else RopeTable(table.cos.to(place), table.sin.to(place))
 
 
 def _norm(config: ModelConfig, weight: Tensor) -> Tensor:

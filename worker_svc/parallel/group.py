@@ -73,6 +73,7 @@ class Membership:
 
     group: TPGroup
     num_local_ranks: int
+    local_rank: int = 0
 
 
 ALONE = Membership(OneRank(), 1)

@@ -15,6 +15,9 @@ import torch
 import torch.distributed as dist
 
 from octavo.process import StartError
+from worker_svc.config import WorkerConfig
+from worker_svc.device.choice import choose_device
+from worker_svc.parallel.group import Membership
 from worker_svc.parallel.place import RankPlace
 from worker_svc.parallel.sockets import is_loopback, listen
 from worker_svc.parallel.torch_group import TorchGroup
@@ -70,13 +73,26 @@ class Rendezvous:
             ) from error
         return (self._place.master_address, said["port"]), bytes.fromhex(said["secret"])
 
+    def membership(self, config: WorkerConfig) -> Membership:
+        """This rank's place in its replica, on the device that --device and its number on this machine give it.
+
+        Sums are in the order of the ranks where answers may not depend on the batch: always on CPUs.
+        """
+        place = self._place
+        device = choose_device(config.device, place.local_rank)
+        is_ordered = device.type == "cpu" or config.batch_invariant
+        return Membership(self.group(device, is_ordered=is_ordered), place.num_local_ranks, place.local_rank)
+
     def group(self, device: torch.device, *, is_ordered: bool) -> TorchGroup:
         """The process group of all ranks, NCCL between GPUs and gloo between CPUs; see TorchGroup for `is_ordered`."""
         if is_loopback(self._place.master_address):
             # Else gloo looks the host's name up, and listens wherever that leads.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback_interface())
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
         dist.init_process_group(
             _BACKENDS[device.type],
+            device_id=device if device.type == "cuda" else None,
             store=self._store,
             rank=self._place.rank,
             world_size=self._place.num_ranks,

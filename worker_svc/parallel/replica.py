@@ -75,20 +75,18 @@ class LedReplica:
     """Rank 0 of a tensor-parallel group. The death of another rank ends this process, with its cause as last words."""
 
     def __init__(
-        self, place: RankPlace, timeout_s: float, listener: socket.socket | None, local: LocalRanks | None
+        self, place: RankPlace, config: WorkerConfig, listener: socket.socket | None, local: LocalRanks | None
     ) -> None:
         """`local` are the ranks that were started here, `listener` the socket whose port they were told."""
         self._place = place
-        self._timeout_s = timeout_s
+        self._config = config
+        self._timeout_s = config.rendezvous_timeout
         self._listener = listener
         self._local = local
         self._sender: OrderSender | None = None
         self._has_lost = threading.Event()
 
     def join(self, phases: Phases) -> Membership:
-        import torch
-
-        from worker_svc.parallel.group import Membership
         from worker_svc.parallel.rendezvous import Rendezvous
 
         with phases.phase("ranks", total=self._place.num_ranks) as advance:
@@ -104,7 +102,7 @@ class LedReplica:
 
             sender.accept_all(self._timeout_s, check)
             advance(sender.num_arrived)
-            return Membership(meeting.group(torch.device("cpu"), is_ordered=True), self._place.num_local_ranks)
+            return meeting.membership(self._config)
 
     def leading(self, runner: StepRunner) -> StepRunner:
         assert self._sender is not None, "the ranks have not met"
@@ -160,11 +158,11 @@ def replica_of(config: WorkerConfig, environment: Mapping[str, str]) -> Replica:
     if config.simulate:
         return SoleReplica()
     if (place := launched_place(environment, config.tensor_parallel_size)) is not None:
-        return LedReplica(place, config.rendezvous_timeout, None, None)
+        return LedReplica(place, config, None, None)
     num_ranks = config.tensor_parallel_size
     if num_ranks == 1:
         return SoleReplica()
     listener = listen(_LOOPBACK, 0)
     port = int(listener.getsockname()[1])
     place = RankPlace(0, num_ranks, 0, num_ranks, _LOOPBACK, port)
-    return LedReplica(place, config.rendezvous_timeout, listener, LocalRanks(config, place))
+    return LedReplica(place, config, listener, LocalRanks(config, place))

@@ -52,9 +52,10 @@ class TorchGroup:
         return x
 
     def minimum(self, numbers: Sequence[int]) -> tuple[int, ...]:
-        least = torch.tensor(numbers, dtype=torch.int64, device=self._device)
+        # One number more: of none NCCL would make nothing, and nobody would wait.
+        least = torch.tensor((0, *numbers), dtype=torch.int64, device=self._device)
         dist.all_reduce(least, dist.ReduceOp.MIN, group=self._group)
-        return tuple(least.tolist())
+        return tuple(least.tolist()[1:])
 
     def _all_gather(self, x: Tensor) -> Tensor:
         """Every rank's `x`, [size, *x.shape]."""
