@@ -92,3 +92,7 @@ class RouterConfig(AccessOptions, BrowserOptions):
             raise OptionError(
                 "--grpc-port", self.grpc_port, "is --http-port too", "Give each its own, or 0 for a free one"
             )
+
+    def without_effect(self) -> tuple[tuple[str, str], ...]:
+        """Fields whose value changes nothing because another decides, each with the reason."""
+        return self.access_without_effect()

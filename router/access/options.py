@@ -121,6 +121,9 @@ class AccessOptions:
 
     def access_without_effect(self) -> tuple[tuple[str, str], ...]:
         """Fields whose value changes nothing because another decides, each with the reason."""
-        if self.trusted_proxies and not self.allow_networks:
-            return (("trusted_proxies", "--allow-networks is not given, so every address may come in"),)
-        return ()
+        found: list[tuple[str, str]] = []
+        if not self.allow_networks:
+            found.append(("trusted_proxies", "--allow-networks is not given, so every address may come in"))
+        if self.health_port is None:
+            found.append(("health_host", "there is no --health-port"))
+        return tuple(found)

@@ -131,6 +131,12 @@ def test_a_simulated_worker_names_what_changes_nothing() -> None:
     ]
 
 
+def test_a_router_names_what_changes_nothing() -> None:
+    named = without_effect(RouterConfig(trusted_proxies="10.0.0.0/8", health_host="127.0.0.1"))
+    assert [line.split(" has no effect")[0] for line in named] == ["--trusted-proxies", "--health-host"]
+    assert without_effect(RouterConfig(trusted_proxies="10.0.0.1", allow_networks="10.0.0.0/8", health_port=0)) == []
+
+
 def test_serve_chooses_ports_left_open_so_that_it_can_print_them() -> None:
     router = read_options(["--http-port", "0", "--grpc-port", "0"]).router
     assert router.http_port != 0
