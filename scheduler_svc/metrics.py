@@ -76,8 +76,8 @@ COMPUTED = counter("octavo_scheduler_computed_tokens_total", "Tokens of answered
 SAMPLED = counter("octavo_scheduler_sampled_tokens_total", "Tokens that answered steps sampled.", "model")
 ENDS = counter(
     "octavo_scheduler_attempts_ended_total",
-    "Attempts by how they ended: end_token, stop_token, length, numeric_error, cancelled (a client that left, a stop "
-    "string, or an operator), replica_lost, tokens_not_delivered, deadline_passed.",
+    "Attempts by how they ended: end_token, stop_token, length, numeric_error, grammar_error, cancelled (a client that "
+    "left, a stop string, or an operator), replica_lost, tokens_not_delivered, deadline_passed.",
     "model",
     "reason",
 )
