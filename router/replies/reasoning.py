@@ -65,11 +65,6 @@ class ReasoningSplitter:
         self._buffer = ""
         self._has_reasoning = False
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the thinking goes on."""
-        return self._side is _Side.INSIDE
-
     def push(self, text: str) -> tuple[str, str]:
         """(reasoning, content) that this text makes certain."""
         self._buffer += text

@@ -87,10 +87,6 @@ class Tokenizer:
     def bos_id(self) -> int | None:
         return self._special_id("bos_token")
 
-    @property
-    def eos_id(self) -> int | None:
-        return self._special_id("eos_token")
-
     @cached_property
     def add_bos(self) -> bool:
         """Whether encoding with special tokens puts BOS first."""
