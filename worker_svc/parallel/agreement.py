@@ -20,7 +20,8 @@ def require_equal(group: TPGroup, info: types_pb2.ModelInfo, config: WorkerConfi
     """
     facts = (
         f"numerics {info.numerics}, --max-model-len {info.max_model_len}, --block-size {config.block_size}, "
-        f"--max-num-seqs {config.max_num_seqs}, --max-num-batched-tokens {config.max_num_batched_tokens}"
+        f"--max-num-seqs {config.max_num_seqs}, --max-num-batched-tokens {config.max_num_batched_tokens}, "
+        f"--swap-space {config.swap_space:g}"
     )
     number = int.from_bytes(hashlib.sha256(facts.encode()).digest()[:7], "big")
     # The least of a number and of its negative are that number on all ranks only if all have the same.

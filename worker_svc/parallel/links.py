@@ -21,6 +21,7 @@ from queue import SimpleQueue
 
 from octavo.internal.v1 import ranks_pb2
 from octavo.process import StartError
+from worker_svc.parallel.sockets import prepare
 from worker_svc.parallel.wire import LinkEnded, frame, receive
 
 _LOG = logging.getLogger(__name__)
@@ -118,8 +119,7 @@ class OrderSender:
             _LOG.warning("a connection that is no missing rank's is closed")
             connection.close()
             return
-        connection.settimeout(None)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        prepare(connection)
         self._connections[Arrived(arrival.rank, arrival.host, arrival.pid)] = connection
 
     def _missing(self, timeout_s: float) -> str:
@@ -179,8 +179,7 @@ class OrderReceiver:
 def connect(address: tuple[str, int], rank: int, secret: bytes, timeout_s: float) -> socket.socket:
     """A rank's connection to rank 0. Raises OSError where nobody answers."""
     connection = socket.create_connection(address, timeout=timeout_s)
-    connection.settimeout(None)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    prepare(connection)
     arrival = ranks_pb2.RankArrival(rank=rank, secret=secret, host=socket.gethostname(), pid=os.getpid())
     connection.sendall(frame(arrival))
     return connection

@@ -40,6 +40,8 @@ class RankPlace:
             "LOCAL_WORLD_SIZE": str(self.num_local_ranks),
             "MASTER_ADDR": self.master_address,
             "MASTER_PORT": str(self.master_port),
+            "TORCHELASTIC_USE_AGENT_STORE": str(self.has_launchers_store),
+            "TORCHELASTIC_RESTART_COUNT": self.attempt,
         }
 
 

@@ -52,7 +52,7 @@ class TorchGroup:
         return x
 
     def minimum(self, numbers: Sequence[int]) -> tuple[int, ...]:
-        # One number more: of none NCCL would make nothing, and nobody would wait.
+        # One number more: of none the libraries make nothing, and nobody would wait.
         least = torch.tensor((0, *numbers), dtype=torch.int64, device=self._device)
         dist.all_reduce(least, dist.ReduceOp.MIN, group=self._group)
         return tuple(least.tolist()[1:])

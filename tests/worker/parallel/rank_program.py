@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 
 import torch
 
@@ -14,6 +15,8 @@ from worker_svc.parallel.place import launched_place
 from worker_svc.parallel.rendezvous import Rendezvous
 
 NUM_ROWS, WIDTH = 9, 40
+# For others to run ahead of the last rank, where nothing makes them wait for it.
+HESITATION_S = 0.3
 
 
 def input_of(rank: int, dtype: torch.dtype) -> torch.Tensor:
@@ -25,7 +28,8 @@ def input_of(rank: int, dtype: torch.dtype) -> torch.Tensor:
 def main() -> None:
     place = launched_place(os.environ, 1)
     assert place is not None
-    group = Rendezvous(place, 60.0, None).group(torch.device("cpu"), is_ordered=True)
+    meeting = Rendezvous(place, 60.0, None)
+    group = meeting.group(torch.device("cpu"), is_ordered=True)
     found: dict[str, object] = {}
     for dtype in (torch.float32, torch.bfloat16):
         own = input_of(place.rank, dtype)
@@ -37,7 +41,11 @@ def main() -> None:
         found[f"columns {dtype}"] = None if gathered is None else gathered.tolist()
     found["told"] = group.broadcast(torch.tensor([place.rank + 7, place.rank])).tolist()
     found["minimum"] = group.minimum((place.rank, -place.rank, 5))
+    if place.rank == place.num_ranks - 1:
+        time.sleep(HESITATION_S)
+        meeting._store.set("the last has come", "")
     found["nothing"] = group.minimum(())
+    found["waited"] = meeting._store.check(["the last has come"])
     print(json.dumps(found), flush=True)
     # Rank 0 keeps the store: it is the last to go.
     group.minimum(())

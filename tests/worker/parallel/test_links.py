@@ -63,6 +63,20 @@ def test_a_rank_that_fails_says_why(pair: Pair) -> None:
     assert pair.losses.get(timeout=WAIT_S).cause == "no memory"
 
 
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux has all of these options")
+def test_both_sides_notice_a_machine_that_vanishes(pair: Pair) -> None:
+    """Its end closes nothing: only unanswered questions tell."""
+    for connection in (pair.connection, *pair.sender._connections.values()):
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        idle, every, times = (
+            connection.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        )
+        assert idle + every * times <= 30
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 30_000
+        assert connection.gettimeout() is None
+
+
 def test_rank_0_gone_is_not_an_end_in_order(pair: Pair) -> None:
     for connection in pair.sender._connections.values():
         connection.shutdown(socket.SHUT_RDWR)

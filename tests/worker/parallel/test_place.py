@@ -26,7 +26,12 @@ def test_torchruns_words_are_understood() -> None:
     assert place == RankPlace(5, 8, 1, 4, "node0", 29500, has_launchers_store=True, attempt="2")
     assert launched_place(TORCHRUN, 8) == place
     assert place is not None
-    assert launched_place(place.environment, 1) == RankPlace(5, 8, 1, 4, "node0", 29500)
+    assert launched_place(place.environment, 1) == place
+
+
+def test_ranks_started_here_heed_no_outer_launcher() -> None:
+    own = RankPlace(1, 2, 1, 2, "127.0.0.1", 1234)
+    assert launched_place({**TORCHRUN, **own.environment}, 2) == own
 
 
 def test_without_local_numbers_all_ranks_are_on_one_machine() -> None:

@@ -61,6 +61,7 @@ def test_processes_do_what_threads_do() -> None:
         assert found["told"] == [7, 0]
         assert found["minimum"] == [0, 1 - NUM_RANKS, 5]
         assert found["nothing"] == []
+        assert found["waited"], rank
 
 
 def test_the_order_of_addition_would_show() -> None:
