@@ -1,7 +1,7 @@
 // The Connect protocol with JSON, as far as a page needs it: unary calls and server streams of one service.
 // Knows HTTP and frames; knows no method and no message.
 
-const SERVICE = "/octavo.v1.InferenceService/";
+const SERVICE = "octavo.v1.InferenceService/";
 const COMPRESSED = 1;
 const END = 2;
 const HEAD_BYTES = 5;
@@ -42,12 +42,18 @@ async function post(method, type, body, key, signal) {
   const headers = { "content-type": type, "connect-protocol-version": "1" };
   if (key) headers.authorization = `Bearer ${key}`;
   try {
-    // By origin, for the page's own address may hold a name and password, which a request's may not.
-    return await fetch(location.origin + SERVICE + method, { method: "POST", headers, body, signal, cache: "no-store" });
+    return await fetch(address(method), { method: "POST", headers, body, signal, cache: "no-store" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new CallError("unavailable", "the server cannot be reached");
   }
+}
+
+/** Beside the page, which a proxy may have put below a path; without the name and password its address may hold. */
+function address(method) {
+  const url = new URL(SERVICE + method, document.baseURI);
+  url.username = url.password = "";
+  return url;
 }
 
 async function refusal(response) {

@@ -34,7 +34,7 @@ def test_the_files_name_each_other_and_no_other_site() -> None:
         text = file.read_text(encoding="utf-8")
         assert not re.search(r"(?:https?:)?//[a-z0-9-]+\.", text.replace("http://www.w3.org/2000/svg", ""))
         for name in REFERENCE.findall(text):
-            assert name.startswith(("/web/", "./")), (file.name, name)
+            assert name.startswith(("web/", "./")), (file.name, name)
             assert (WEB / name.rpartition("/")[2]).is_file()
         if file.suffix == ".html":
             assert not re.search(r"\son[a-z]+=|style=|<script(?![^>]*\bsrc=)", text)

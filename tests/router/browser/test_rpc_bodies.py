@@ -43,18 +43,16 @@ JSON_BODIES = {
 }
 
 
-@pytest.mark.parametrize("kind", JSON_BODIES)
 @in_loop
-async def test_json_that_is_no_request(model_dir: Path, kind: str) -> None:
-    body = JSON_BODIES[kind]
+async def test_json_that_is_no_request(model_dir: Path) -> None:
     async with stack(model_dir) as made:
-        whole = await read(Form.CONNECT_JSON, "ChatUnary", await send(made, "application/json", body, "ChatUnary"))
-        streamed = await read(Form.CONNECT_JSON, "Chat", await send(made, "application/connect+json", frame(body)))
-        assert streamed.code == INVALID
-        # A wrapper without its request is one without messages; else the same is wrong with both.
-        assert whole.code == INVALID
-        assert len(streamed.message) < 1000
-        assert made.scheduler.requests == []
+        for kind, body in JSON_BODIES.items():
+            whole = await read(Form.CONNECT_JSON, "ChatUnary", await send(made, "application/json", body, "ChatUnary"))
+            streamed = await read(Form.CONNECT_JSON, "Chat", await send(made, "application/connect+json", frame(body)))
+            # To the unary method a body without `request` is one without messages, so all are wrong for both.
+            assert (whole.code, streamed.code) == (INVALID, INVALID), kind
+            assert len(streamed.message) < 1000
+            assert made.scheduler.requests == []
         await still_answers(made)
 
 
@@ -71,14 +69,14 @@ FRAMES = {
 
 
 @pytest.mark.parametrize("form", [Form.CONNECT_PROTO, Form.WEB_PROTO, Form.WEB_TEXT])
-@pytest.mark.parametrize("kind", FRAMES)
 @in_loop
-async def test_frames_that_are_no_request(model_dir: Path, kind: str, form: Form) -> None:
-    body, code = FRAMES[kind]
+async def test_frames_that_are_no_request(model_dir: Path, form: Form) -> None:
     async with stack(model_dir) as made:
-        coded = base64.b64encode(body) if form is Form.WEB_TEXT else body
-        assert (await read(form, "Chat", await send(made, form.content_type(streaming=True), coded))).code == code
-        assert made.scheduler.requests == []
+        for kind, (body, code) in FRAMES.items():
+            coded = base64.b64encode(body) if form is Form.WEB_TEXT else body
+            ended = await read(form, "Chat", await send(made, form.content_type(streaming=True), coded))
+            assert ended.code == code, kind
+            assert made.scheduler.requests == []
         await still_answers(made)
 
 
