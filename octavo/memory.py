@@ -22,6 +22,9 @@ BF16_INSTRUCTIONS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 RUNTIME_BYTES = 300 * 2**20
 """Resident bytes of a worker beside its model: Python, torch, grpc, ZeroMQ, the tokenizer; measured."""
 
+_GRAMMAR_BYTES_PER_TOKEN = 1024
+"""What each token of a vocabulary takes once more for grammars: tokenizer, bytes and tree; measured."""
+
 DEFAULT_TOKENS_PER_SEQUENCE = 1024
 """Context that the default KV pool allows each of `max_num_seqs` sequences at once."""
 
@@ -117,6 +120,11 @@ class ModelShape:
         """
         tied = self.vocab_size * self.hidden_size if self.tied_embeddings else 0
         return (self.num_parameters + tied) * DTYPE_BYTES[dtype]
+
+    @property
+    def grammar_bytes(self) -> int:
+        """Most bytes of main memory that a rank's view of the whole vocabulary takes, by which grammars are followed."""
+        return self.vocab_size * self.num_ranks * _GRAMMAR_BYTES_PER_TOKEN
 
     def workspace_bytes(self, max_num_seqs: int, max_num_batched_tokens: int, dtype: str) -> int:
         """Most bytes that one step's activations and logits take beside weights and KV.
@@ -240,9 +248,10 @@ def predict(
     """Memory of a worker for this model, and the KV pool it gets, where `free_bytes` are free before it starts."""
     weights = shape.weight_bytes(dtype) + shape.rope_bytes(request.max_model_len)
     workspace = shape.workspace_bytes(request.max_num_seqs, max_num_batched_tokens, dtype)
-    left = free_bytes - RUNTIME_BYTES - weights - workspace - request.host_bytes
+    runtime = RUNTIME_BYTES + shape.grammar_bytes
+    left = free_bytes - runtime - weights - workspace - request.host_bytes
     pool = size_kv_pool(request, shape.kv_block_bytes(request.block_size, dtype), left)
-    return MemoryPrediction(RUNTIME_BYTES, weights, pool.num_bytes, workspace, request.host_bytes), pool
+    return MemoryPrediction(runtime, weights, pool.num_bytes, workspace, request.host_bytes), pool
 
 
 def predict_ranks(

@@ -62,6 +62,8 @@ class WorkerMemory:
     free_bytes: int
     # Kept by CUDA graphs.
     graph_bytes: int = 0
+    # Of main memory, taken when the cache is sized already.
+    grammar_bytes: int = 0
 
     def with_blocks(self, num_blocks: int, reason: str) -> WorkerMemory:
         """With a smaller pool, and why."""
@@ -85,7 +87,7 @@ def size_memory(
         kv_cache_memory=config.kv_cache_memory,
         kv_memory_fraction=config.kv_memory_fraction,
     )
-    free = machine.free_memory_bytes - workspace - config.swap_bytes
+    free = machine.free_memory_bytes - workspace - config.swap_bytes - shape.grammar_bytes
     pool = size_kv_pool(request, shape.kv_block_bytes(config.block_size, dtype), free)
     if pool.num_blocks < 1:
         raise StartError(
@@ -104,6 +106,7 @@ def size_memory(
         pool=pool,
         others_bytes=max(0, machine.total_memory_bytes - machine.free_memory_bytes - resident_bytes),
         free_bytes=free - pool.num_bytes,
+        grammar_bytes=shape.grammar_bytes,
     )
 
 
@@ -177,6 +180,7 @@ def memory_table(memory: WorkerMemory, shape: ModelShape, dtype: str, config: Wo
         ),
         ("workspace", memory.workspace_bytes, "one step's activations and logits at most"),
         *([("CUDA graphs", memory.graph_bytes, "of decode steps, measured")] if memory.graph_bytes else []),
+        *([("grammars", memory.grammar_bytes, "the vocabulary once more")] if memory.grammar_bytes else []),
         ("other processes", memory.others_bytes, ""),
         ("left free", memory.free_bytes, ""),
     ]

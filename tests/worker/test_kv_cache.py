@@ -23,7 +23,20 @@ CONFIG = WorkerConfig()
 def test_what_others_hold_is_what_is_missing() -> None:
     memory = size_memory(CONFIG, SHAPE, "float32", MACHINE, resident_bytes=GIB)
     assert memory.others_bytes == 7 * GIB
-    assert memory.free_bytes == 8 * GIB - memory.workspace_bytes - memory.pool.num_bytes
+    assert memory.free_bytes == 8 * GIB - memory.workspace_bytes - memory.grammar_bytes - memory.pool.num_bytes
+
+
+def test_what_grammars_will_take_is_kept_free() -> None:
+    """They read the vocabulary when the cache has been sized."""
+    wide = replace(SHAPE, vocab_size=SHAPE.vocab_size + 2**14)
+    machine = replace(MACHINE, free_memory_bytes=2**29)
+    narrow, less = (size_memory(CONFIG, shape, "float32", machine, 0) for shape in (SHAPE, wide))
+    taken = less.grammar_bytes - narrow.grammar_bytes + less.workspace_bytes - narrow.workspace_bytes
+    assert less.grammar_bytes - narrow.grammar_bytes == 2**24
+    assert narrow.free_bytes + narrow.pool.num_bytes - less.free_bytes - less.pool.num_bytes == taken
+    assert "the vocabulary once more" in memory_table(less, wide, "float32", CONFIG)
+    # Every rank has all of it.
+    assert SHAPE.part(0, 2).grammar_bytes == SHAPE.grammar_bytes
 
 
 def test_the_first_option_given_decides() -> None:
