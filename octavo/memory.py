@@ -123,7 +123,7 @@ class ModelShape:
 
     @property
     def grammar_bytes(self) -> int:
-        """Most bytes of main memory that a rank's view of the whole vocabulary takes, by which grammars are followed."""
+        """Most bytes of main memory that a rank's view of the whole vocabulary takes, which grammars need."""
         return self.vocab_size * self.num_ranks * _GRAMMAR_BYTES_PER_TOKEN
 
     def workspace_bytes(self, max_num_seqs: int, max_num_batched_tokens: int, dtype: str) -> int:
