@@ -16,6 +16,9 @@ from octavo.sharding import DividedSizes, share_of
 
 DTYPE_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 
+KV_DTYPE_BYTES: Mapping[str, int] = {**DTYPE_BYTES, "fp8_e4m3": 1}
+"""Bytes of a cached number; a KV cache may be narrower than what is computed."""
+
 BF16_INSTRUCTIONS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """CPU flags (x86, x86, ARM) of which any one means that bf16 products run in hardware."""
 
@@ -106,7 +109,7 @@ class ModelShape:
     def kv_block_bytes(self, block_size: int, dtype: str) -> int:
         """Bytes of one block over all layers: keys and values of `block_size` tokens."""
         per_token = 2 * self.num_layers * self.num_kv_heads * self.head_dim
-        return per_token * block_size * DTYPE_BYTES[dtype]
+        return per_token * block_size * KV_DTYPE_BYTES[dtype]
 
     def rope_bytes(self, max_model_len: int) -> int:
         """Bytes of the rotary tables, fp32, for sequences of up to `max_model_len` tokens."""
@@ -172,6 +175,12 @@ class KvRequest:
     kv_memory_fraction: float = 0.5
     # Of the second tier, which is set aside before the pool gets its share.
     host_bytes: int = 0
+    # "auto": what is computed in.
+    kv_cache_dtype: str = "auto"
+
+    def kv_dtype(self, dtype: str) -> str:
+        """What keys and values are kept in where a model computes in `dtype`."""
+        return dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
 
 
 @dataclass(frozen=True)
@@ -250,7 +259,7 @@ def predict(
     workspace = shape.workspace_bytes(request.max_num_seqs, max_num_batched_tokens, dtype)
     runtime = RUNTIME_BYTES + shape.grammar_bytes
     left = free_bytes - runtime - weights - workspace - request.host_bytes
-    pool = size_kv_pool(request, shape.kv_block_bytes(request.block_size, dtype), left)
+    pool = size_kv_pool(request, shape.kv_block_bytes(request.block_size, request.kv_dtype(dtype)), left)
     return MemoryPrediction(runtime, weights, pool.num_bytes, workspace, request.host_bytes), pool
 
 

@@ -86,9 +86,10 @@ def size_memory(
         num_kv_blocks=config.num_kv_blocks,
         kv_cache_memory=config.kv_cache_memory,
         kv_memory_fraction=config.kv_memory_fraction,
+        kv_cache_dtype=config.kv_cache_dtype,
     )
     free = machine.free_memory_bytes - workspace - config.swap_bytes - shape.grammar_bytes
-    pool = size_kv_pool(request, shape.kv_block_bytes(config.block_size, dtype), free)
+    pool = size_kv_pool(request, shape.kv_block_bytes(config.block_size, request.kv_dtype(dtype)), free)
     if pool.num_blocks < 1:
         raise StartError(
             f"the KV cache has no room for one block of {format_bytes(pool.block_bytes)} ({pool.reason}; "
@@ -171,12 +172,16 @@ def memory_table(memory: WorkerMemory, shape: ModelShape, dtype: str, config: Wo
     pool = memory.pool
     longest = min(shape.max_model_len, pool.num_tokens)
     millions = f"{shape.num_parameters / 1e6:.0f} M parameters"
+    gain = ""
+    if config.kv_cache_dtype != "auto":
+        wide = pool.num_bytes // shape.kv_block_bytes(pool.block_size, dtype) * pool.block_size
+        gain = f"; in {config.kv_cache_dtype}, {pool.num_tokens - wide} tokens more than in {dtype}"
     rows = [
         ("weights", memory.weight_bytes, f"{millions} in {dtype}"),
         (
             "KV cache",
             pool.num_bytes,
-            f"{pool.num_blocks} blocks of {pool.block_size} tokens, {pool.num_tokens} tokens: {pool.reason}",
+            f"{pool.num_blocks} blocks of {pool.block_size} tokens, {pool.num_tokens} tokens: {pool.reason}{gain}",
         ),
         ("workspace", memory.workspace_bytes, "one step's activations and logits at most"),
         *([("CUDA graphs", memory.graph_bytes, "of decode steps, measured")] if memory.graph_bytes else []),

@@ -10,7 +10,7 @@ import importlib.metadata
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -48,6 +48,7 @@ from worker_svc.runner import Runner, RunnerLimits, RunnerParts
 from worker_svc.threads import StepThreads, watched_threads
 from worker_svc.warm_up import PROBE_TEXT, warm_up
 from worker_svc.weights import Checkpoint, WeightsError, load_weights, open_checkpoint
+from worker_svc.weights.kv_scales import read_kv_scales
 
 _LOG = logging.getLogger(__name__)
 
@@ -102,11 +103,11 @@ def load(config: WorkerConfig, phases: Phases, ranks: Membership = ALONE) -> Loa
     with phases.phase("weights", total=len(model.shard.expected())) as advance:
         decoder, fingerprint = _load_decoder(model, backend, ranks.group, advance, torch_device)
         return_freed_memory()
-    info = _model_info(model, vocabulary, backend, fingerprint, ranks.group)
+    info = _model_info(config, model, vocabulary, backend, fingerprint, ranks.group)
     info.name = config.served_model_name or served_name(config.model)
     with phases.phase("kv"):
         require_equal(ranks.group, info, config)
-        spec = _cache_spec(config, model)
+        spec = _cache_spec(config, model, backend, torch_device)
         graph_rows = () if config.enforce_eager or meter is None else graph_sizes(config.max_num_seqs)
 
         def parts_over(cache: KVCache, host_cache: KVCache | None = None) -> RunnerParts:
@@ -291,10 +292,27 @@ def _fingerprint(model: _Model, checkpoint: Checkpoint) -> str:
     return model_fingerprint(model.source, {spec.file for spec in checkpoint.specs().values()}, served_length)
 
 
-def _cache_spec(config: WorkerConfig, model: _Model) -> KVCacheSpec:
-    """The rank's cache, but for its size."""
+def _cache_spec(config: WorkerConfig, model: _Model, backend: Backend, place: torch.device) -> KVCacheSpec:
+    """The rank's cache, but for its size. Raises StartError for a precision that kernels or card cannot hold."""
     own = model.shard.config
-    return KVCacheSpec(own.num_layers, 0, config.block_size, own.num_kv_heads, own.head_dim, _DTYPES[model.dtype])
+    plain = KVCacheSpec(own.num_layers, 0, config.block_size, own.num_kv_heads, own.head_dim, _DTYPES[model.dtype])
+    if config.kv_cache_dtype == "auto":
+        return plain
+    if backend.info.name == "cpu":
+        raise StartError(
+            f"--kv-cache-dtype {config.kv_cache_dtype}: the cpu kernels keep keys and values as they compute them; use "
+            "auto, or --kernels reference, which is slow"
+        )
+    if place.type == "cuda" and torch.cuda.get_device_capability(place) < (8, 9):
+        raise StartError(
+            f"--kv-cache-dtype {config.kv_cache_dtype}: {torch.cuda.get_device_name(place)} has no fp8, which began "
+            "with compute capability 8.9; use auto"
+        )
+    try:
+        scales = read_kv_scales(model.source, own.num_layers)
+    except WeightsError as error:
+        raise StartError(f"--kv-cache-dtype {config.kv_cache_dtype}: {error}") from error
+    return replace(plain, dtype=torch.float8_e4m3fn, scales=scales)
 
 
 def _warm_up(runner: Runner, vocabulary: _Vocabulary) -> None:
@@ -306,7 +324,7 @@ def _warm_up(runner: Runner, vocabulary: _Vocabulary) -> None:
 
 
 def _model_info(
-    model: _Model, vocabulary: _Vocabulary, backend: Backend, fingerprint: str, group: TPGroup
+    config: WorkerConfig, model: _Model, vocabulary: _Vocabulary, backend: Backend, fingerprint: str, group: TPGroup
 ) -> types_pb2.ModelInfo:
     """All but the name."""
     info = backend.info
@@ -315,6 +333,7 @@ def _model_info(
         notes.append("the ranks' sums are added in an order that depends on the batch")
     if notes:
         _LOG.warning("answers may depend on what else runs: %s", "; ".join(notes))
+    precision = model.dtype if config.kv_cache_dtype == "auto" else f"{model.dtype}, KV {config.kv_cache_dtype}"
     versions = {name: importlib.metadata.version(name) for name in ("octavo", "torch", "llguidance")}
     kept = f", matrices kept in {info.kept_weights}" if info.kept_weights else ""
     _LOG.info("kernels %s (%s)%s, torch %s", info.name, info.variant, kept, versions["torch"])
@@ -325,7 +344,7 @@ def _model_info(
         max_model_len=model.shape.max_model_len,
         end_token_ids=vocabulary.end_token_ids,
         numerics=numerics_fingerprint(
-            fingerprint, model.dtype, info, versions, torch.backends.cpu.get_cpu_capability(), group.size
+            fingerprint, precision, info, versions, torch.backends.cpu.get_cpu_capability(), group.size
         ),
         batch_invariant=not notes,
     )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels.api import KV_PARTITION, AttentionSpec, QKNorm, RopeTable
-from kernels.reference.cache import ReferenceCache
+from kernels.reference.cache import ReferenceCache, bits
 from kernels.reference.elementary import exp, tanh
 from kernels.reference.norms import rms_normalise
 from kernels.reference.plan import PartitionWork, ReferencePlan
@@ -42,8 +42,16 @@ def rope_write_kv(
     cos, sin = rope.cos[plan.positions][:, None], rope.sin[plan.positions][:, None]
     query.copy_(_rotate(rotated_query, cos, sin))
     slots = cache.data[layer].view(2, num_kv_heads, -1, spec.head_dim)
-    slots[0].index_copy_(1, plan.slots, _rotate(rotated_key, cos, sin).transpose(0, 1).to(spec.dtype))
-    slots[1].index_copy_(1, plan.slots, value.transpose(0, 1).to(spec.dtype))
+    for store, x, scale in zip(slots, (_rotate(rotated_key, cos, sin), value), spec.layer_scales(layer), strict=True):
+        bits(store).index_copy_(1, plan.slots, bits(_rounded(x, spec.dtype, scale).transpose(0, 1)))
+
+
+def _rounded(x: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
+    """What a cache of `dtype` holds of x: in fp8 x over its scale, too large numbers saturated."""
+    if dtype.itemsize > 1:
+        return x.to(dtype)
+    largest = torch.finfo(dtype).max
+    return x.float().mul(1.0 / scale).clamp_(-largest, largest).to(dtype)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -81,7 +89,9 @@ def attention(qkv: Tensor, cache: ReferenceCache, layer: int, plan: ReferencePla
     if heads.shape[1] != spec.num_heads + 2 * num_kv_heads:
         raise ValueError(f"qkv holds {heads.shape[1] - 2 * num_kv_heads} query heads, the layer {spec.num_heads}")
     query = heads[:, : spec.num_heads].view(num_tokens, num_kv_heads, -1, head_dim)
-    query = query.permute(1, 0, 2, 3).float().mul(spec.scale).contiguous()
+    # Scales of an fp8 cache are undone where they cost least: on queries and on the result.
+    key_scale, value_scale = cache.spec.layer_scales(layer)
+    query = query.permute(1, 0, 2, 3).float().mul(spec.scale * key_scale).contiguous()
     total = torch.zeros_like(query)
     maximum = torch.full(query.shape[:3], -torch.inf)
     weight = torch.zeros(query.shape[:3])
@@ -97,7 +107,10 @@ def attention(qkv: Tensor, cache: ReferenceCache, layer: int, plan: ReferencePla
         maximum[:, tokens] = highest
         weight[:, tokens] = weight[:, tokens] * keep + add
         total[:, tokens] = total[:, tokens] * keep[..., None] + part.output * add[..., None]
-    return (total / weight[..., None]).permute(1, 0, 2, 3).reshape(num_tokens, -1).to(qkv.dtype)
+    result = total / weight[..., None]
+    if value_scale != 1.0:
+        result.mul_(value_scale)
+    return result.permute(1, 0, 2, 3).reshape(num_tokens, -1).to(qkv.dtype)
 
 
 def _attend(query: Tensor, layer_data: Tensor, work: PartitionWork, spec: AttentionSpec) -> _Partial:

@@ -25,7 +25,10 @@ class ReferenceCache:
 
 
 def allocate(spec: KVCacheSpec) -> ReferenceCache:
-    """A zeroed cache. Raises ValueError for a block size that does not divide a partition, MemoryError if too large."""
+    """A zeroed cache. Raises ValueError for a block size that does not divide a partition, MemoryError if too large.
+
+    An fp8 cache is float8_e4m3fn.
+    """
     if spec.block_size < 1 or KV_PARTITION % spec.block_size:
         raise ValueError(f"block_size {spec.block_size} must divide the attention partition of {KV_PARTITION} tokens")
     shape = (spec.num_layers, 2, spec.num_kv_heads, spec.num_blocks, spec.block_size, spec.head_dim)
@@ -42,8 +45,8 @@ def copy_blocks(src: ReferenceCache, src_ids: Sequence[int], dst: ReferenceCache
     """Copies whole blocks over all layers; all are read before any is written."""
     check_copy(src.spec, src_ids, dst.spec, dst_ids)
     if src_ids:
-        read = src.data.index_select(3, block_index(src.spec, src_ids, "src_ids"))
-        dst.data.index_copy_(3, block_index(dst.spec, dst_ids, "dst_ids"), read)
+        read = bits(src.data).index_select(3, block_index(src.spec, src_ids, "src_ids"))
+        bits(dst.data).index_copy_(3, block_index(dst.spec, dst_ids, "dst_ids"), read)
 
 
 def export_blocks(cache: ReferenceCache, layer: int, block_ids: Sequence[int]) -> Tensor:
@@ -57,7 +60,12 @@ def import_blocks(cache: ReferenceCache, layer: int, block_ids: Sequence[int], b
     spec = cache.spec
     check_canonical(spec, block_ids, blocks)
     index = block_index(spec, block_ids, "block_ids")
-    _layer(cache, layer).index_copy_(2, index, blocks.transpose(1, 2))
+    bits(_layer(cache, layer)).index_copy_(2, index, bits(blocks.transpose(1, 2)))
+
+
+def bits(x: Tensor) -> Tensor:
+    """fp8 numbers as bytes, which torch moves; others as they are."""
+    return x.view(torch.uint8) if x.dtype.itemsize == 1 else x
 
 
 def _layer(cache: ReferenceCache, layer: int) -> Tensor:

@@ -19,7 +19,6 @@ RENAMED: Mapping[str, str] = {
         "has no twin: it is a share of all memory. Size the KV cache itself with --kv-cache-memory 2GiB, "
         "--num-kv-blocks N, or --kv-memory-fraction, a share of the memory the weights leave free"
     ),
-    "--kv-cache-dtype": "does not exist: the KV cache has the precision of --dtype",
     "--cpu-offload-gb": "does not exist: weights stay where the worker computes",
     "--compilation-config": "does not exist: nothing is captured or compiled at start",
     "--max-seq-len-to-capture": "does not exist: nothing is captured or compiled at start",
@@ -48,7 +47,7 @@ RENAMED: Mapping[str, str] = {
     "--pipeline-parallel-size": f"{_NOT_YET}: use --tensor-parallel-size",
     "--distributed-executor-backend": "does not exist: ranks are processes of their own, started by the worker or by a "
     "launcher such as torchrun",
-    "--quantization": f"{_NOT_YET}: GGUF weights are converted to --dtype when loaded",
+    "--quantization": "needs no option: config.json says how weights are quantized; they are dequantized when loaded",
     "--enable-lora": _NOT_YET,
     "--speculative-config": _NOT_YET,
     "--chat-template": f"{_NOT_YET}: the template beside the tokenizer is used",

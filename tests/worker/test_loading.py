@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kernels.cpu import unavailable_reason
 from octavo.phases import Phase, Phases
 from octavo.process import StartError
 from tests.fakes.checkpoint_files import ModelFiles, write_model
@@ -133,3 +134,20 @@ def test_the_warm_up_fits_the_smallest_worker(model: Path, config: WorkerConfig)
 )
 def test_served_names_are_the_last_part(model: str, name: str) -> None:
     assert served_name(model) == name
+
+
+def test_an_fp8_cache_holds_more_tokens_and_says_how_many(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "worker_svc")
+    sized = replace(SMALL, num_kv_blocks=None, kv_cache_memory=2**18)
+    plain, narrow = start(model, sized), start(model, replace(sized, kv_cache_dtype="fp8_e4m3"))
+    assert narrow.hello.num_device_blocks == 4 * plain.hello.num_device_blocks
+    gained = 16 * (narrow.hello.num_device_blocks - plain.hello.num_device_blocks)
+    assert f"in fp8_e4m3, {gained} tokens more than in float32" in caplog.text
+    assert narrow.hello.model.numerics != plain.hello.model.numerics
+    assert narrow.hello.model.fingerprint == plain.hello.model.fingerprint
+
+
+@pytest.mark.skipif(unavailable_reason() is not None, reason="the cpu kernels are not built")
+def test_kernels_that_hold_no_fp8_cache_say_so(model: Path) -> None:
+    with pytest.raises(StartError, match=r"--kv-cache-dtype fp8_e4m3: the cpu kernels .*--kernels reference"):
+        start(model, replace(SMALL, kernels="cpu", kv_cache_dtype="fp8_e4m3"))

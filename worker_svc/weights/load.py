@@ -21,8 +21,8 @@ from worker_svc.weights.safetensors_checkpoint import SafetensorsCheckpoint
 
 Progress = Callable[[int, int, int], None]
 
-# Buffers that older exporters saved along; the model computes them.
-_IGNORED = ("*rotary_emb.inv_freq",)
+# Buffers that older exporters saved along, which the model computes; and scales of an fp8 KV cache: kv_scales.py.
+_IGNORED = ("*rotary_emb.inv_freq", "*.k_scale", "*.v_scale", "*.kv_scale", "*_proj.output_scale")
 _TIED_HEAD = "lm_head.weight"
 _STORED_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

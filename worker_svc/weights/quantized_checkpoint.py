@@ -25,8 +25,8 @@ _COMPANIONS = {
     "weight_packed": ("weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape"),
     "weight": ("weight_scale", "weight_scale_inv", "weight_zero_point"),
 }
-# Of activations and of KV caches: nothing that a weight needs.
-_UNUSED = ("input_scale", "input_zero_point", "input_global_scale", "output_scale", "q_scale", "k_scale", "v_scale")
+# Of activations: nothing that a weight needs.
+_UNUSED = ("input_scale", "input_zero_point", "input_global_scale", "q_scale")
 _EIGHT_BITS = (torch.float8_e4m3fn, torch.int8)
 
 
