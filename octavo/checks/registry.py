@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from octavo.checks import installation, memory, model, ports, ranks
+from octavo.checks import host, installation, memory, model, ports, ranks
 from octavo.checks.types import PROCESSES, Check, Facts, Finding, Severity
 
-CHECKS: tuple[Check, ...] = (*installation.CHECKS, *ports.CHECKS, *model.CHECKS, *ranks.CHECKS, *memory.CHECKS)
+CHECKS: tuple[Check, ...] = (
+    *installation.CHECKS,
+    *host.CHECKS,
+    *ports.CHECKS,
+    *model.CHECKS,
+    *ranks.CHECKS,
+    *memory.CHECKS,
+)
 
 
 def checks_for(*processes: str) -> tuple[Check, ...]:

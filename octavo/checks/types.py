@@ -67,6 +67,35 @@ class PortFacts:
 
 
 @dataclass(frozen=True)
+class DirectoryFacts:
+    """A directory that something is written to."""
+
+    path: str
+    is_writable: bool
+    free_bytes: int
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """What `octavo doctor` alone looks at. `cpu_quota` is what control groups allow, in CPUs."""
+
+    num_present_cpus: int
+    cpu_quota: float | None
+    shared_memory: DirectoryFacts | None
+    cache: DirectoryFacts
+
+
+@dataclass(frozen=True)
+class TokenizerFacts:
+    """A tokenizer beside the embedding's rows; `problem` says why it could not be read."""
+
+    num_tokens: int
+    highest_token_id: int
+    num_rows: int
+    problem: str | None
+
+
+@dataclass(frozen=True)
 class ModelFacts:
     """The model that was asked for, as far as it could be read without loading it.
 
@@ -89,6 +118,8 @@ class ModelFacts:
     """Ranks that hold the model together; `memory` is that of those on this machine, `kv_pool` each one's."""
     num_local_ranks: int = 1
     divided_sizes: DividedSizes | None = None
+    tokenizer: TokenizerFacts | None = None
+    """None where nobody looked."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +131,8 @@ class Facts:
     kernels: KernelFacts | None
     ports: tuple[PortFacts, ...]
     model: ModelFacts | None
+    host: HostFacts | None = None
+    """None where nobody looked: a start does not."""
 
 
 PROCESSES = ("router", "scheduler", "worker")

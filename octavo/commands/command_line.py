@@ -50,6 +50,13 @@ class ServeConfig:
 
 
 @dataclass(frozen=True)
+class DoctorConfig:
+    """What `octavo doctor` itself decides."""
+
+    run: bool = option(False, "Prove the installation on a tiny random model: kernels, core, and a whole stack.")
+
+
+@dataclass(frozen=True)
 class OptionGroup:
     """The options of one config class in one command, but for those the command decides itself."""
 
@@ -103,6 +110,7 @@ GROUPS: Mapping[str, tuple[OptionGroup, ...]] = {
     ),
     "replay": (OptionGroup("replay", ReplayConfig), OptionGroup("scheduler", SchedulerConfig, _SHELL)),
     "doctor": (
+        OptionGroup("doctor", DoctorConfig),
         OptionGroup(
             "router",
             RouterConfig,

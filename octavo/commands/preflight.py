@@ -1,4 +1,4 @@
-"""Runs the checks before a start, and for `octavo doctor`: collects what the options ask for, then judges it.
+"""Runs the checks before a start: collects what the options ask for, then judges it.
 
 Knows which options mean which facts; the judging is octavo.checks'.
 """
@@ -13,12 +13,9 @@ from typing import Any
 
 from octavo.addresses import UNIX_PREFIX
 from octavo.checks import collect
-from octavo.checks.registry import checks_for, failures, run_checks, table, warnings
-from octavo.checks.types import Facts, Finding
-from octavo.commands import command_line
-from octavo.options import OptionError, from_args
+from octavo.checks.registry import checks_for, failures, run_checks, warnings
+from octavo.checks.types import Finding
 from octavo.process import StartError
-from octavo.sizes import format_bytes
 from router.config import RouterConfig
 from scheduler_svc.config import SchedulerConfig
 from worker_svc.config import WorkerConfig
@@ -68,22 +65,6 @@ def enforce(findings: Sequence[Finding]) -> None:
         raise StartError(str(failed[0]))
 
 
-def doctor(words: Sequence[str]) -> int:
-    """Print every finding as a table; 1 when one of them would stop a start."""
-    description = "Check this machine, the installation, the ports and, where MODEL is named, the model."
-    namespace = command_line.parse("doctor", description, words)
-    try:
-        router = from_args(RouterConfig, namespace)
-        worker = from_args(WorkerConfig, namespace)
-    except OptionError as error:
-        command_line.refuse("octavo doctor", [str(error)])
-    named = hasattr(namespace, "model")
-    facts = collect.collect(router_ports(router), model_request(worker) if named else None)
-    findings = run_checks(facts)
-    print("\n".join((*machine_lines(facts), cache_line(), "", *table(findings))))
-    return 1 if failures(findings) else 0
-
-
 def router_ports(config: RouterConfig) -> list[collect.PortRequest]:
     ports = {"--http-port": config.http_port, "--grpc-port": config.grpc_port, "--health-port": config.health_port}
     hosts = {"--health-port": config.health_host or config.host}
@@ -110,19 +91,3 @@ def model_request(config: WorkerConfig) -> collect.ModelRequest:
         num_ranks=place.num_ranks if place else config.tensor_parallel_size,
         num_local_ranks=place.num_local_ranks if place else config.tensor_parallel_size,
     )
-
-
-def cache_line() -> str:
-    """What conversions and downloads take of the disk, and that none of it goes away by itself."""
-    from octavo.sources import cache_usage
-
-    usage = cache_usage()
-    return (
-        f"Model cache {usage.root}: {format_bytes(usage.num_bytes)} in {usage.num_files} files; nothing is ever "
-        "evicted, delete what is not needed while no model starts"
-    )
-
-
-def machine_lines(facts: Facts) -> list[str]:
-    """What the findings were measured on."""
-    return collect.describe(facts.machine)

@@ -10,7 +10,18 @@ import pytest
 from octavo.checks import docs
 from octavo.checks.installation import in_range
 from octavo.checks.registry import CHECKS, checks_for, failures, run_checks, table, warnings
-from octavo.checks.types import Facts, Finding, KernelFacts, ModelFacts, PackageFacts, PortFacts, Severity
+from octavo.checks.types import (
+    DirectoryFacts,
+    Facts,
+    Finding,
+    HostFacts,
+    KernelFacts,
+    ModelFacts,
+    PackageFacts,
+    PortFacts,
+    Severity,
+    TokenizerFacts,
+)
 from octavo.commands.preflight import enforce
 from octavo.machine import MachineFacts
 from octavo.memory import KvPool, MemoryPrediction
@@ -26,7 +37,7 @@ MACHINE = MachineFacts(
     num_cpus=2,
     total_memory_bytes=8 * GIB,
     free_memory_bytes=6 * GIB,
-    cpu_flags=frozenset({"avx512_bf16"}),
+    cpu_flags=frozenset({"avx2", "avx512_bf16"}),
     python_version=(3, 12, 1),
     compiler="/usr/bin/c++",
 )
@@ -40,9 +51,11 @@ MODEL = ModelFacts(
     max_model_len_tokens=8192,
     memory=MemoryPrediction(GIB // 4, 2 * GIB, 2 * GIB, GIB // 4),
     kv_pool=KvPool(1024, 16, 2 * 2**20, "--num-kv-blocks"),
+    tokenizer=TokenizerFacts(1000, 999, 1024, None),
 )
 PORT = PortFacts("--http-port", "127.0.0.1", 8000, False, None, None)
-SOUND = Facts(MACHINE, (PackageFacts("grpcio", "1.85.3", ">=1.80,<2"),), KernelFacts(True, None), (PORT,), MODEL)
+HOST = HostFacts(4, 2.0, DirectoryFacts("/dev/shm", True, 2 * GIB), DirectoryFacts("/cache", True, 9 * GIB))
+SOUND = Facts(MACHINE, (PackageFacts("grpcio", "1.85.3", ">=1.80,<2"),), KernelFacts(True, None), (PORT,), MODEL, HOST)
 
 
 def with_machine(**values: object) -> Facts:
@@ -51,6 +64,10 @@ def with_machine(**values: object) -> Facts:
 
 def with_model(**values: object) -> Facts:
     return replace(SOUND, model=replace(MODEL, **values))  # type: ignore[arg-type]
+
+
+def with_host(**values: object) -> Facts:
+    return replace(SOUND, host=replace(HOST, **values))  # type: ignore[arg-type]
 
 
 def with_port(**values: object) -> Facts:
@@ -71,6 +88,39 @@ PROVOKED: dict[str, tuple[Facts, Severity, str, str]] = {
     ),
     "cpu-kernels": (NO_KERNELS, Severity.WARNING, "error: no <immintrin.h>", "install octavo again"),
     "compiler": (BARE, Severity.WARNING, "no c++", "apt install g++"),
+    "cpu-instructions": (
+        with_machine(cpu_flags=frozenset({"sse4_2", "amx_bf16"})),
+        Severity.WARNING,
+        "no AVX2",
+        "-cpu host",
+    ),
+    "cpu-count": (
+        with_machine(num_cpus=1),
+        Severity.WARNING,
+        "1 of 4 CPUs usable, a control group allows 2",
+        "--cpus",
+    ),
+    "shared-memory": (
+        replace(
+            with_host(shared_memory=DirectoryFacts("/dev/shm", True, 64 * 2**20)),
+            model=replace(MODEL, num_ranks=2, num_local_ranks=2),
+        ),
+        Severity.WARNING,
+        "/dev/shm: 64.00 MiB free",
+        "--shm-size",
+    ),
+    "cache-directory": (
+        with_host(cache=DirectoryFacts("/cache", False, 9 * GIB)),
+        Severity.WARNING,
+        "/cache: 9.00 GiB free, and it cannot be written",
+        "OCTAVO_CACHE",
+    ),
+    "tokenizer": (
+        with_model(tokenizer=TokenizerFacts(1000, 1024, 1024, None)),
+        Severity.FAILURE,
+        "the highest id 1024; 1024 rows",
+        "does not belong to these weights",
+    ),
     "ports": (
         with_port(in_use=True, owner="nginx (pid 7)"),
         Severity.FAILURE,
@@ -132,6 +182,19 @@ PROVOKED: dict[str, tuple[Facts, Severity, str, str]] = {
         "--kv-cache-memory 1024MiB, or --max-model-len 1600",
     ),
 }
+
+
+def test_one_rank_needs_no_shared_memory() -> None:
+    facts = with_host(shared_memory=DirectoryFacts("/dev/shm", False, 0))
+    (finding,) = (finding for finding in run_checks(facts) if finding.check_id == "shared-memory")
+    assert finding.severity is Severity.OK
+
+
+def test_a_tokenizer_that_cannot_be_read_is_a_failure() -> None:
+    facts = with_model(tokenizer=TokenizerFacts(0, 0, 0, "/models/m/tokenizer.json: not JSON"))
+    (finding,) = failures(run_checks(facts))
+    assert finding.measured == "/models/m/tokenizer.json: not JSON"
+    assert "/models/m" in finding.remedy
 
 
 def test_a_process_is_checked_for_what_concerns_it() -> None:
@@ -215,7 +278,7 @@ def test_a_cache_without_a_block_stops_the_start() -> None:
 def test_fp16_on_a_cpu_is_warned_about_and_float32_never() -> None:
     assert [finding.check_id for finding in warnings(run_checks(with_model(dtype="float16")))] == ["cpu-precision"]
     assert not warnings(
-        run_checks(replace(with_model(dtype="float32"), machine=replace(MACHINE, cpu_flags=frozenset())))
+        run_checks(replace(with_model(dtype="float32"), machine=replace(MACHINE, cpu_flags=frozenset({"avx2"}))))
     )
 
 

@@ -44,7 +44,7 @@ def write_model(directory: Path, config: dict[str, object], cut_bytes: int = 0) 
     """A model directory with one small tensor; `cut_bytes` are missing from the end of its weights."""
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    (directory / "tokenizer.json").write_text("{}", encoding="utf-8")
+    (directory / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0}}}', encoding="utf-8")
     entry = {"w": {"dtype": "F16", "shape": [8], "data_offsets": [0, 16]}}
     header = json.dumps(entry).encode()
     content = struct.pack("<Q", len(header)) + header + bytes(16)

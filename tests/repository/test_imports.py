@@ -27,6 +27,8 @@ def modules_after(statement: str) -> set[str]:
         "octavo.sources",
         "octavo.stack.serve",
         "octavo.checks",
+        "octavo.commands.bench",
+        "octavo.commands.doctor",
         "router",
         "router.server",
         "router.grpc_api",
