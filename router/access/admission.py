@@ -18,6 +18,7 @@ from router.access.options import AccessOptions
 from router.access.rates import RateLimiter
 from router.errors import InvalidRequest, show_value
 from router.requests import ChatPrompt, CompletionPrompt, Event, GenerationRequest, RequestOptions, TextDelta
+from router.sampling import SamplingRequest
 from router.structured.spec import GrammarSpec
 
 
@@ -125,7 +126,9 @@ def check_caps(request: GenerationRequest, options: AccessOptions) -> None:
         _Cap("messages", "--max-messages", options.max_messages, "messages").check(_length(messages))
         _Cap("tools", "--max-tools", options.max_tools, "tools").check(_length(tools))
     elif isinstance(request.prompt, CompletionPrompt):
-        _Cap("prompt", "--max-prompts", options.max_prompts, "prompts").check(_num_prompts(request.prompt.value))
+        num_prompts = _num_prompts(request.prompt.value)
+        _Cap("prompt", "--max-prompts", options.max_prompts, "prompts").check(num_prompts)
+        _check_answers(1 if num_prompts is None else num_prompts, sampling, options)
     if request.grammar is not None:
         _check_grammar(request.grammar, options)
 
@@ -133,6 +136,19 @@ def check_caps(request: GenerationRequest, options: AccessOptions) -> None:
 def _check_grammar(grammar: GrammarSpec, options: AccessOptions) -> None:
     num_bytes = len(grammar.text.encode())
     _Cap(grammar.field, "--max-grammar-bytes", options.max_grammar_bytes, "bytes").check(num_bytes)
+
+
+def _check_answers(num_prompts: int, sampling: SamplingRequest, options: AccessOptions) -> None:
+    """All answers to all prompts: each is a call to the scheduler."""
+    counts: tuple[object, ...] = (sampling.n, sampling.best_of)
+    num_each = max((count for count in counts if isinstance(count, int)), default=1)
+    limit = max(options.max_prompts, options.max_n)
+    if num_prompts * num_each > limit:
+        raise InvalidRequest(
+            "n",
+            f"n: {num_each} answers to each of {num_prompts} prompts are {num_prompts * num_each}; at most {limit} are "
+            "made in one request at this server (--max-prompts, --max-n); send fewer prompts at a time",
+        )
 
 
 def _check_stop(stop: object, options: AccessOptions) -> None:

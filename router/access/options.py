@@ -55,7 +55,11 @@ class AccessOptions:
     max_prompt_tokens: int | None = option(
         None, "Longest prompt in tokens; what the context holds when unset.", limits=_AT_LEAST_ONE
     )
-    max_prompts: int = option(2048, "Most prompts in one completion request.", limits=Limits(1, 2048))
+    max_prompts: int = option(
+        2048,
+        "Most prompts in one completion request, and most answers to all of them unless --max-n is more.",
+        limits=Limits(1, 2048),
+    )
     max_messages: int = option(DEFAULT_MAX_MESSAGES, "Most messages in a conversation.", limits=_AT_LEAST_ONE)
     max_n: int = option(128, "Most choices (n) that a request may ask for.", limits=Limits(1, 128))
     max_logprobs: int = option(20, "Most alternatives for each token (top_logprobs).", limits=Limits(0, 20))

@@ -82,6 +82,18 @@ def caught(prompt: CompletionPrompt | ChatPrompt, **more: Any) -> InvalidRequest
     return None
 
 
+@pytest.mark.parametrize("name", ["n", "best_of"])
+def test_prompts_and_their_answers_have_a_cap_together(name: str) -> None:
+    prompts = CompletionPrompt(["a"] * 20)
+    options = AccessOptions(max_prompts=20, max_n=10)
+    assert caught(prompts, options=options) is None
+    found = caught(prompts, sampling=SamplingRequest(**{name: 2}), options=options)
+    assert found is not None
+    assert (found.field, "are 40; at most 20" in found.message) == ("n", True)
+    one = CompletionPrompt("a")
+    assert caught(one, sampling=SamplingRequest(**{name: 10}), options=AccessOptions(max_prompts=1, max_n=10)) is None
+
+
 def test_tools_and_grammars_have_caps() -> None:
     options = AccessOptions(max_tools=2, max_grammar_bytes=10)
     tools = ChatPrompt(CHAT, ChatOptions(tools=[{}] * 3))
