@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -65,20 +66,22 @@ class HttpClient:
 
     async def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """The JSON answer to a POST, or to a GET where there is no body. Raises AskError."""
-        answer = b"".join([piece async for piece in self._pieces(path, body)])
+        async with aclosing(self._pieces(path, body)) as pieces:
+            answer = b"".join([piece async for piece in pieces])
         try:
             return json.loads(answer)
         except ValueError:
             raise AskError("not JSON", f"{path} answered {_quoted(answer)}") from None
 
-    async def events(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[bytes]:
+    async def events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[bytes, None]:
         """The data of each server-sent event of the answer to a POST. Raises AskError."""
         rest = b""
-        async for piece in self._pieces(path, body):
-            *lines, rest = (rest + piece).split(b"\n")
-            for line in lines:
-                if line.startswith(b"data:"):
-                    yield line[5:].strip()
+        async with aclosing(self._pieces(path, body)) as pieces:
+            async for piece in pieces:
+                *lines, rest = (rest + piece).split(b"\n")
+                for line in lines:
+                    if line.startswith(b"data:"):
+                        yield line[5:].strip()
         if rest.startswith(b"data:"):
             yield rest[5:].strip()
 
@@ -87,7 +90,7 @@ class HttpClient:
         while self._idle:
             self._idle.pop().writer.close()
 
-    async def _pieces(self, path: str, body: Mapping[str, Any] | None) -> AsyncIterator[bytes]:
+    async def _pieces(self, path: str, body: Mapping[str, Any] | None) -> AsyncGenerator[bytes, None]:
         """The body of a successful answer, as it comes. A connection goes back only after a whole answer."""
         content = b"" if body is None else json.dumps(body).encode()
         method = "GET" if body is None else "POST"
@@ -105,7 +108,7 @@ class HttpClient:
             if head.headers.get("connection", "").lower() != "close" and _has_length(head):
                 self._idle.append(connection)
                 connection = None
-        except (OSError, asyncio.IncompleteReadError, ValueError) as error:
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError) as error:
             raise AskError("connection", f"{self._origin.host}:{self._origin.port}: {_cause(error)}") from None
         finally:
             if connection is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from octavo.bench.http import HttpClient
@@ -43,14 +44,15 @@ class OpenAITarget:
         path, body = self._message(request)
         usage: Mapping[str, Any] = {}
         has_ended = False
-        async for data in self._client.events(path, body):
-            if data == _DONE:
-                has_ended = True
-                continue
-            event = _event(data)
-            if any(_holds_tokens(choice) for choice in event.get("choices") or ()):
-                note_tokens(1)
-            usage = event.get("usage") or usage
+        async with aclosing(self._client.events(path, body)) as events:
+            async for data in events:
+                if data == _DONE:
+                    has_ended = True
+                    continue
+                event = _event(data)
+                if any(_holds_tokens(choice) for choice in event.get("choices") or ()):
+                    note_tokens(1)
+                usage = event.get("usage") or usage
         if not has_ended:
             raise AskError("cut", "the stream ended without [DONE]")
         details = usage.get("prompt_tokens_details") or {}

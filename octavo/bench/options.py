@@ -33,7 +33,9 @@ class BenchConfig:
     tls_ca: str | None = option(None, "PEM certificates of the CA to trust in place of the system's.")
     extra_body: str = option("", "JSON object of further fields of each request (HTTP).")
 
-    concurrency: str = option("8", "Closed loop: so many requests open at once; several, as 1,8,32, are a sweep.")
+    concurrency: str | None = option(
+        None, "Closed loop: so many requests open at once; several, as 1,8,32, are a sweep. 8 when no load is named."
+    )
     request_rate: str | None = option(
         None, "Open loop: so many requests a second, whatever the server does; or several."
     )
@@ -102,9 +104,15 @@ class BenchConfig:
             raise OptionError("--find-limit", self.find_limit, "needs --slo", "Give one, as ttft=500,tpot=50")
         if self.prompts is not None and self.trace is not None:
             raise OptionError("--trace", self.trace, "--prompts is given too", "Give one of them")
-        if self.trace is not None and (self.request_rate is not None or self.find_limit is not None):
-            other = "--request-rate" if self.request_rate is not None else "--find-limit"
-            raise OptionError("--trace", self.trace, f"has times of its own, so {other} has no effect", "Give one")
+        loads = {
+            "--trace": self.trace,
+            "--request-rate": self.request_rate,
+            "--concurrency": self.concurrency,
+            "--find-limit": self.find_limit,
+        }
+        if len(given := [flag for flag, value in loads.items() if value is not None]) > 1:
+            remedy = "Give one of them"
+            raise OptionError(given[0], loads[given[0]], f"is a load of its own, beside {given[1]}", remedy)
         if self.output_tokens == ANSWER_LENGTHS and self.prompts is None:
             raise OptionError("--output-tokens", ANSWER_LENGTHS, "needs --prompts", "Give a file that has answers")
         # What is spelled in words of its own is read once here, so that a bad word ends the command at once.
@@ -125,7 +133,7 @@ class BenchConfig:
             return (Load("trace", self.trace_speed),)
         if self.request_rate is not None:
             return tuple(Load("rate", value) for value in _numbers("--request-rate", self.request_rate))
-        values = _numbers("--concurrency", self.concurrency)
+        values = _numbers("--concurrency", self.concurrency or "8")
         if bad := [value for value in values if value < 1 or value != int(value)]:
             raise OptionError("--concurrency", bad[0], "must be a whole number of at least 1", "Use 1,8,32")
         return tuple(Load("concurrency", value) for value in values)

@@ -55,7 +55,7 @@ async def _measure(config: BenchConfig, source: Source) -> int:
     points: list[Point] = []
     limit: Limit | None = None
     try:
-        workload = await Workload.open(config, source, target)
+        workload = await _open_workload(config, source, target)
         root = config.server_pid or server_root(*_place(config.target))
         session = Session(config, target, workload, Progress(sys.stderr), root)
         print(f"{target.label}: {workload.describe()}", flush=True)
@@ -66,8 +66,6 @@ async def _measure(config: BenchConfig, source: Source) -> int:
             points, limit = await session.search(_say)
     except AskError as error:
         raise StartError(f"{target.label}: {error}") from None
-    except ValueError as error:
-        raise StartError(f"--prompts {config.prompts}: {error}") from None
     finally:
         await target.close()
     report = make_report(config, target.label, workload.describe(), points, limit)
@@ -99,6 +97,13 @@ async def open_target(config: BenchConfig) -> Target:
     except AskError as error:
         raise StartError(f"{url}: {error}") from None
     return target
+
+
+async def _open_workload(config: BenchConfig, source: Source, target: Target) -> Workload:
+    try:
+        return await Workload.open(config, source, target)
+    except ValueError as error:
+        raise StartError(f"--prompts {config.prompts}: {error}") from None
 
 
 def make_report(config: BenchConfig, label: str, workload: str, points: Sequence[Point], limit: Limit | None) -> Report:

@@ -140,7 +140,7 @@ def test_who_cannot_be_asked_is_said(words: list[str], answer: str, capsys: pyte
         (["--output-tokens", "answer"], "needs --prompts"),
         (["--extra-body", "[]"], "is no JSON object"),
         (["--prompts", "/none"], "--prompts /none"),
-        (["--trace", "/none", "--request-rate", "1"], "--request-rate has no effect"),
+        (["--trace", "/none", "--request-rate", "1"], "is a load of its own, beside --request-rate"),
         (["--trace", "/none", "--prompts", "/none"], "--prompts is given too"),
         (["--max-num-seqs", "3"], "it is an option of `octavo"),
     ],
