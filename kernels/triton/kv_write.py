@@ -21,9 +21,9 @@ _FP8_MAX = tl.constexpr(448.0)
 
 @triton.jit
 def _round_for_cache(x, OUT: tl.constexpr):
-    """To the cache's dtype; to fp8 what is too large saturates."""
+    """To the cache's dtype; to fp8 what is too large saturates, and what is no number stays none."""
     if tl.float8e4nv == OUT:
-        x = tl.clamp(x, -_FP8_MAX, _FP8_MAX)
+        x = tl.clamp(x, -_FP8_MAX, _FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
     return x.to(OUT)
 
 

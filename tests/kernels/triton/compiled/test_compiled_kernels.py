@@ -147,6 +147,12 @@ def test_dense_kernels_do_not_spill(capability: int) -> None:
         assert (report.count("HGMMA") > 0) == (capability >= 90)
 
 
+def test_nan_outlives_the_saturation_of_an_fp8_cache() -> None:
+    """The plain instructions give the other operand for NaN: 448, which nobody would notice. No other test has 72."""
+    kernels = attention_kernels(Shape(90, head_dim=72, cache_dtype=FP8))
+    assert kernels["_rope_write_kv"].count(r"FMNMX") == kernels["_rope_write_kv"].count(r"FMNMX3?\.NAN") > 0
+
+
 @pytest.mark.parametrize("prefill", [False, True])
 def test_fp32_stays_in_registers(prefill: bool) -> None:
     assert_no_spills(attention_kernels(Shape(90, dtype=FP32, cache_dtype=FP32, prefill=prefill)), 90)

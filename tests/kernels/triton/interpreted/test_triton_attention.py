@@ -102,6 +102,24 @@ def test_padding_rows_store_nothing_and_give_zero() -> None:
     assert stored.nonzero().tolist() == [[18, 299 - 18 * 16], [20, 3]]
 
 
+@pytest.mark.parametrize("name", ["mha-64", "fp8-128"])
+def test_what_is_no_number_is_stored_as_none_and_shows(name: str) -> None:
+    """An fp8 cache saturates infinities; NaN must reach the logits, which end the request."""
+    geometry = GEOMETRIES[name]
+    backend = interpreted_backend()
+    cache = geometry.allocate(backend, 1)
+    qkv = torch.cat(geometry.sequences([2]))
+    width = geometry.head_dim
+    qkv[0, -width] = torch.nan
+    qkv[1, -width] = torch.inf
+    plan = backend.plan_attention(ragged_batch([(2, 2, [0])]), cache)
+    backend.rope_write_kv(qkv, cache, LAYER, plan, geometry.rope(), None)
+    values = backend.export_blocks(cache, LAYER, [0])[1, 0, -1, :2, 0].float()
+    assert values.isnan().tolist() == [True, False]
+    assert values[1] == (448.0 if geometry.cache_dtype == FP8 else torch.inf)
+    assert backend.attention(qkv, cache, LAYER, plan, geometry.spec).isnan().any(1).all()
+
+
 def test_a_faulty_row_is_computed_as_empty_where_nobody_waits_for_the_device() -> None:
     geometry = GEOMETRIES["mha-64"]
     backend = interpreted_backend()
