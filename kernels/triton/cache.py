@@ -18,6 +18,7 @@ from torch import Tensor
 
 from kernels.api import KV_PARTITION, KVCacheSpec
 from kernels.blocks import block_index, check_canonical, check_copy, check_layer
+from kernels.cuda.block_copies import UNIT_BYTES, open_block_copier
 from kernels.triton.launch import UNFUSED
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
@@ -54,6 +55,8 @@ def allocate(spec: KVCacheSpec, device: torch.device, pinned: bool) -> TritonCac
     torch.OutOfMemoryError when it does not fit.
     """
     _check_spec(spec)
+    if pinned and device.type == "cuda":
+        open_block_copier(device)  # now, and not while serving
     shape = (spec.num_layers, 2, spec.num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim)
     place = torch.device("cpu") if pinned else device
     try:
@@ -97,6 +100,10 @@ def copy_blocks(src: TritonCache, src_ids: Sequence[int], dst: TritonCache, dst_
         return
     device = dst.data.device if src.data.device.type == "cpu" else src.data.device
     spec = src.spec
+    copier = open_block_copier(device) if device.type == "cuda" and src.data.device != dst.data.device else None
+    if copier is not None and spec.bytes_per_block % (2 * spec.num_layers * UNIT_BYTES) == 0:
+        pairs = torch.stack((reads, writes)).to(device, non_blocking=True)
+        return copier.copy(_planes(src.data), _planes(dst.data), pairs)
     block_words = spec.num_kv_heads * spec.block_size * spec.head_dim * spec.dtype.itemsize // 4
     _copy_blocks[(len(src_ids), 2 * spec.num_layers)](
         src.data.view(torch.int32),
@@ -125,6 +132,11 @@ def import_blocks(cache: TritonCache, layer: int, block_ids: Sequence[int], bloc
     check_canonical(cache.spec, block_ids, blocks)
     index = block_index(cache.spec, block_ids, "block_ids").to(cache.data.device)
     _bytes(cache.data[layer]).index_copy_(1, index, _bytes(blocks.to(cache.data.device)))
+
+
+def _planes(data: Tensor) -> Tensor:
+    """[layers * 2, blocks, bytes of a block]."""
+    return _bytes(data).view(-1, data.shape[2], data[0, 0, 0].numel() * data.element_size())
 
 
 def _bytes(x: Tensor) -> Tensor:

@@ -1,0 +1,97 @@
+"""The CUDA C++ kernels: compiled by nvcc for GPUs that need not be there, and their indices run on the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.cuda.block_copies import SOURCE, launch_arguments
+from kernels.cuda.compiler import SOURCES, CudaUnavailable, compile_cubin, find_nvcc
+
+# CUDA's words for a C++ compiler: a launch is a loop over threads.
+SHIM = """
+#define __global__
+#define __launch_bounds__(n)
+#define __restrict__
+struct uint4 { unsigned x, y, z, w; };
+struct Index { long long x; };
+static Index blockIdx, threadIdx, blockDim, gridDim;
+static uint4 __ldcs(const uint4* p) { return *p; }
+static void __stcs(uint4* p, uint4 value) { *p = value; }
+#include "%s"
+extern "C" void run(const uint4* src, uint4* dst, const long long* ids, long long pairs, long long planes,
+                    long long src_plane, long long dst_plane, long long block) {
+    gridDim.x = 5, blockDim.x = 32;
+    for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x++)
+        for (threadIdx.x = 0; threadIdx.x < blockDim.x; threadIdx.x++)
+            copy_blocks(src, dst, ids, pairs, planes, src_plane, dst_plane, block);
+}
+"""
+needs_nvcc = pytest.mark.skipif(find_nvcc() is None, reason="nvcc is not installed: no CUDA C++ is compiled")
+
+
+@needs_nvcc
+@pytest.mark.parametrize("capability", [80, 90])
+def test_compiles_and_is_cached(tmp_path: Path, capability: int) -> None:
+    cubin = compile_cubin(SOURCE, capability, tmp_path)
+    assert cubin[:4] == b"\x7fELF"
+    assert b"copy_blocks" in cubin
+    (built,) = tmp_path.iterdir()
+    written = built.stat().st_mtime_ns
+    assert compile_cubin(SOURCE, capability, tmp_path) == cubin
+    assert built.stat().st_mtime_ns == written
+
+
+@needs_nvcc
+def test_keeps_eight_loads_of_16_bytes_in_registers(tmp_path: Path) -> None:
+    nvcc = find_nvcc()
+    assert nvcc is not None
+    command = [str(nvcc), "-cubin", "-O3", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a", "-Xptxas=-v"]
+    target = tmp_path / "copy.cubin"
+    result = subprocess.run(
+        [*command, "-o", str(target), str(SOURCES / SOURCE)], capture_output=True, text=True, timeout=300, check=True
+    )
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in result.stderr
+    registers = int(result.stderr.split("Used ")[1].split(" registers")[0])
+    assert 32 <= registers <= 96
+
+
+def test_without_nvcc_the_reason_is_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    with pytest.raises(CudaUnavailable, match="nvcc is neither on the PATH nor in CUDA_HOME"):
+        compile_cubin(SOURCE, 90, tmp_path)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+@pytest.mark.parametrize("block_bytes", [16, 4096, 16 * 517])
+def test_copies_the_named_blocks_of_every_plane_and_no_others(tmp_path: Path, block_bytes: int) -> None:
+    program, library = tmp_path / "shim.cpp", tmp_path / "shim.so"
+    program.write_text(SHIM % (SOURCES / SOURCE))
+    command = ["g++", "-O1", "-std=c++17", "-shared", "-fPIC", "-Wno-unknown-pragmas", "-o", str(library), str(program)]
+    subprocess.run(command, timeout=120, check=True)
+    generator = torch.Generator().manual_seed(0)
+    src = torch.randint(0, 256, (6, 9, block_bytes), dtype=torch.uint8, generator=generator)
+    dst = torch.randint(0, 256, (6, 4, block_bytes), dtype=torch.uint8, generator=generator)
+    expected = dst.clone()
+    expected[:, [2, 0, 3]] = src[:, [8, 1, 4]]
+    pairs = torch.tensor([[8, 1, 4], [2, 0, 3]])
+    ctypes.CDLL(str(library)).run(*(ctypes.c_longlong(value) for value in launch_arguments(src, dst, pairs)))
+    assert torch.equal(dst, expected)
+
+
+def test_blocks_that_do_not_fit_are_refused() -> None:
+    pairs = torch.zeros(2, 1, dtype=torch.int64)
+    blocks = torch.zeros(2, 3, 32, dtype=torch.uint8)
+    for other in (blocks[:1], torch.zeros(2, 3, 16, dtype=torch.uint8)):
+        with pytest.raises(ValueError, match="must agree in planes"):
+            launch_arguments(blocks, other, pairs)
+    with pytest.raises(ValueError, match="multiple of 16"):
+        launch_arguments(torch.zeros(2, 3, 24, dtype=torch.uint8), torch.zeros(2, 3, 24, dtype=torch.uint8), pairs)
+    with pytest.raises(ValueError, match="int64"):
+        launch_arguments(blocks, blocks, pairs.int())
