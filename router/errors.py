@@ -120,7 +120,7 @@ class Exhausted(RouterError):
 
 
 class Cancelled(RouterError):
-    """The client is gone."""
+    """The client is gone, or an operator has ended the request."""
 
     kind = ErrorKind.CANCELLED
 

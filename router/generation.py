@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from octavo.internal.v1 import scheduler_pb2
 from router.errors import (
+    Cancelled,
     DeadlineExceeded,
     ErrorKind,
     Exhausted,
@@ -279,4 +280,6 @@ def _error(failed: Failed, grammar_field: str) -> RouterError:
             return DeadlineExceeded(failed.message)
         case ErrorKind.UNAVAILABLE:
             return Unavailable(failed.message)
+        case ErrorKind.CANCELLED:
+            return Cancelled(failed.message)
     return InternalError(failed.message)

@@ -51,6 +51,7 @@ _KINDS: Mapping[grpc.StatusCode, ErrorKind] = {
     grpc.StatusCode.UNAVAILABLE: ErrorKind.UNAVAILABLE,
     grpc.StatusCode.ABORTED: ErrorKind.UNAVAILABLE,
     grpc.StatusCode.CANCELLED: ErrorKind.UNAVAILABLE,
+    grpc.StatusCode.FAILED_PRECONDITION: ErrorKind.CANCELLED,  # by an operator
 }
 
 GenerateCall = AsyncIterable[scheduler_pb2.GenerateResponse]

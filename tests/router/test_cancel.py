@@ -82,6 +82,18 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_defect(
 
 
 @in_loop
+async def test_a_request_that_an_operator_ends_is_told_so(model_dir: Path) -> None:
+    async def end(attempt: Attempt) -> None:
+        await attempt.fail(grpc.StatusCode.FAILED_PRECONDITION, "the request was cancelled by an operator")
+
+    async with stack(model_dir, end) as made:
+        for body in ({"prompt": "a"}, {"prompt": "a", "stream": True}):
+            answer = await made.http.post("/v1/completions", json=body)
+            assert (answer.status_code, answer.json()["error"]["type"]) == (499, "cancelled")
+            assert "by an operator" in answer.json()["error"]["message"]
+
+
+@in_loop
 async def test_a_stop_string_cancels_the_rest(model_dir: Path) -> None:
     async with stack(model_dir) as made:
         ids = made.ids("one, two, three")

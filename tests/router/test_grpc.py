@@ -150,6 +150,7 @@ async def test_final_statuses_of_the_scheduler_reach_the_client(model_dir: Path)
             (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.DEADLINE_EXCEEDED),
             (grpc.StatusCode.INTERNAL, grpc.StatusCode.INTERNAL),
             (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL),
+            (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.CANCELLED),  # an operator's word
         ):
 
             async def fail(attempt: Attempt, code: grpc.StatusCode = sent) -> None:
