@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -208,8 +209,9 @@ async def _statuses(context: Context, metrics: RouterMetrics) -> AsyncIterator[N
     except (asyncio.CancelledError, grpc.aio.AbortError):
         raise
     except Exception:
-        _LOG.exception("a call failed unexpectedly")
-        defect = InternalError("internal error")
+        request_id = clean_request_id(_metadata(context, _ID_KEY)) or secrets.token_hex(12)
+        defect = InternalError(f"internal error; request id {request_id}")
+        _LOG.exception("gRPC: %s", defect.message)
         metrics.refused(defect)
         await abort(context, defect)
 

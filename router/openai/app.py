@@ -19,11 +19,12 @@ from starlette.responses import JSONResponse, Response
 
 from router.access.gate import Gate
 from router.access.http_gate import HttpGate, RefusalWriter
-from router.errors import Cancelled, RouterError, Unavailable
+from router.errors import RouterError, Unavailable
 from router.front import FrontDoor
 from router.openai.answers import respond
 from router.openai.chat import ChatFormat
 from router.openai.completions import CompletionFormat
+from router.openai.openapi import CHAT_BODY, COMPLETION_BODY
 from router.openai.schema import HttpRequest, read_chat, read_completion
 from router.openai.shapes import Json
 from router.openai.tokenizing import add_tokenizing_routes
@@ -56,14 +57,14 @@ def make_app(
     _add_error_handlers(app, front)
     _add_status_routes(app, front)
 
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", openapi_extra=COMPLETION_BODY)
     async def completions(request: Request) -> Response:
         asked = await read(request, read_completion)
         prepared = await front.prepare(asked.request)
         writer = CompletionFormat(prepared, int(time.time()), asked.form)
         return await respond(front, request, asked.form, prepared, writer)
 
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", openapi_extra=CHAT_BODY)
     async def chat_completions(request: Request) -> Response:
         asked = await read(request, read_chat)
         prepared = await front.prepare(asked.request)
@@ -149,8 +150,6 @@ def _add_status_routes(app: FastAPI, front: FrontDoor) -> None:
 def _add_error_handlers(app: FastAPI, front: FrontDoor) -> None:
     async def on_router_error(request: Request, error: Any) -> Response:
         front.metrics.refused(error)
-        if isinstance(error, Cancelled):
-            return Response(status_code=error.codes.http_status)  # nobody reads it
         return error_response(error)
 
     async def on_http_error(request: Request, error: Any) -> Response:
@@ -161,6 +160,8 @@ def _add_error_handlers(app: FastAPI, front: FrontDoor) -> None:
 
     async def on_crash(request: Request, error: Exception) -> Response:
         defect = defect_of(request)
+        # The traceback is uvicorn's to log, which knows no request id.
+        _LOG.error("HTTP: %s (%s)", defect.message, type(error).__name__)
         front.metrics.refused(defect)
         return error_response(defect)
 

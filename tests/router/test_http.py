@@ -12,6 +12,7 @@ import pytest
 
 from octavo.internal.v1 import scheduler_pb2, types_pb2
 from octavo.internal.v1 import types_pb2 as types
+from router.metrics_catalogue import REFUSALS
 from tests.fakes.router_stack import CONTEXT, MODEL, Stack, in_loop, stack, write_text_model
 
 CANARY = "canary-c0ffee"
@@ -311,6 +312,22 @@ async def test_f72_prompts_are_not_logged(model_dir: Path, caplog: pytest.LogCap
         ):
             await made.http.post("/v1/completions", json=body)
     assert CANARY not in caplog.text
+
+
+@in_loop
+async def test_a_defect_is_found_in_log_and_metrics_by_what_the_client_was_told(
+    model_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def crash() -> None:
+        raise RuntimeError(CANARY)
+
+    async with stack(model_dir) as made:
+        made.router.app.add_api_route("/crash", crash)
+        answer = await made.http.get("/crash", headers={"x-request-id": "mine"})
+        assert (answer.status_code, CANARY in answer.text) == (500, False)
+        assert "request id mine" in answer.json()["error"]["message"]
+        assert "request id mine" in caplog.text
+        assert made.router.metrics.set.number(REFUSALS, "internal", "500").value == 1
 
 
 @in_loop
