@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from octavo.internal.v1 import worker_pb2 as octavo_dot_internal_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eoctavo/internal/v1/ranks.proto\x12\x12octavo.internal.v1\x1a\x1foctavo/internal/v1/worker.proto\"F\n\x0bRankArrival\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0e\n\x06secret\x18\x02 \x01(\x0c\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\r\"c\n\tRankOrder\x12,\n\x04plan\x18\x01 \x01(\x0b\x32\x1c.octavo.internal.v1.StepPlanH\x00\x12\x0f\n\x05reset\x18\x02 \x01(\x08H\x00\x12\x0e\n\x04stop\x18\x03 \x01(\x08H\x00\x42\x07\n\x05order\"\x1c\n\x0bRankFailure\x12\r\n\x05\x63\x61use\x18\x01 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eoctavo/internal/v1/ranks.proto\x12\x12octavo.internal.v1\x1a\x1foctavo/internal/v1/worker.proto\"F\n\x0bRankArrival\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0e\n\x06secret\x18\x02 \x01(\x0c\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\r\"y\n\tRankOrder\x12,\n\x04plan\x18\x01 \x01(\x0b\x32\x1c.octavo.internal.v1.StepPlanH\x00\x12\x0f\n\x05reset\x18\x02 \x01(\x08H\x00\x12\x0e\n\x04stop\x18\x03 \x01(\x08H\x00\x12\x14\n\x0csettled_step\x18\x04 \x01(\x04\x42\x07\n\x05order\"\x1c\n\x0bRankFailure\x12\r\n\x05\x63\x61use\x18\x01 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,7 +35,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RANKARRIVAL']._serialized_start=87
   _globals['_RANKARRIVAL']._serialized_end=157
   _globals['_RANKORDER']._serialized_start=159
-  _globals['_RANKORDER']._serialized_end=258
-  _globals['_RANKFAILURE']._serialized_start=260
-  _globals['_RANKFAILURE']._serialized_end=288
+  _globals['_RANKORDER']._serialized_end=280
+  _globals['_RANKFAILURE']._serialized_start=282
+  _globals['_RANKFAILURE']._serialized_end=310
 # @@protoc_insertion_point(module_scope)

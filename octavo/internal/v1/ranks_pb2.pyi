@@ -62,10 +62,15 @@ class RankOrder(_message.Message):
     PLAN_FIELD_NUMBER: _builtins.int
     RESET_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
+    SETTLED_STEP_FIELD_NUMBER: _builtins.int
     reset: _builtins.bool
     """Forget every row and expect step 1 next. Always true."""
     stop: _builtins.bool
     """The replica ends: end at once. Always true."""
+    settled_step: _builtins.int
+    """Of a plan: the last step whose results rank 0 had looked at when it sent this, 0 for none. A rank looks at the same
+    ones before it runs the plan, so that all know of the same rows that they have ended.
+    """
     @_builtins.property
     def plan(self) -> _worker_pb2.StepPlan:
         """Run this step; rank 0 runs the same one."""
@@ -76,10 +81,11 @@ class RankOrder(_message.Message):
         plan: _worker_pb2.StepPlan | None = ...,
         reset: _builtins.bool = ...,
         stop: _builtins.bool = ...,
+        settled_step: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["order", b"order", "plan", b"plan", "reset", b"reset", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["order", b"order", "plan", b"plan", "reset", b"reset", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["order", b"order", "plan", b"plan", "reset", b"reset", "settled_step", b"settled_step", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_order: _TypeAlias = _typing.Literal["plan", "reset", "stop"]  # noqa: Y015
     _WhichOneofArgType_order: _TypeAlias = _typing.Literal["order", b"order"]  # noqa: Y015
