@@ -19,6 +19,19 @@ from kernels.triton.sampling_numbers import load_scores
 _IDS = 2048
 _HISTORY = 1024
 _FORBIDDING_PROGRAMS = 8
+# The tensors of a SamplingBatch lie where they lie: their places are no reason to compile anew.
+_POINTERS = [
+    "REPETITION",
+    "FREQUENCY",
+    "PRESENCE",
+    "HISTORY_STARTS",
+    "HISTORY",
+    "PROMPT_LENS",
+    "BIAS_STARTS",
+    "BIAS_IDS",
+    "BIAS_VALUES",
+    "FORBIDDEN_STARTS",
+]
 
 
 @triton.jit
@@ -30,7 +43,7 @@ def is_adjusted(HISTORY_STARTS, BIAS_STARTS, FORBIDDEN_STARTS, row):
     return (history > 0) | (bias > 0) | (forbidden > 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_POINTERS)
 def _adjust(
     LOGITS,
     SCORES,
@@ -83,7 +96,7 @@ def _adjust(
         tl.store(SCORES + row.to(tl.int64) * vocab + ids, x, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["FORBIDDEN_STARTS", "FORBIDDEN_IDS"])
 def _forbid(SCORES, FORBIDDEN_STARTS, FORBIDDEN_IDS, vocab, CHUNK: tl.constexpr):
     """Programs of a row take the chunks of its list in turn."""
     row = tl.program_id(0)

@@ -90,7 +90,7 @@ def _from_eight_bits(bits, IS_FLOAT: tl.constexpr, DTYPE: tl.constexpr):
     return result
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["BIAS"])
 def _scaled_product(
     X,
     VALUES,
@@ -137,7 +137,7 @@ def _scaled_product(
     tl.store(out, acc.to(OUT.dtype.element_ty), mask=has_row & has_column[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["BIAS"])
 def _grouped_product(
     X,
     CODES,

@@ -12,6 +12,19 @@ import triton.language as tl
 from kernels.triton.penalties import is_adjusted
 from kernels.triton.sampling_numbers import NO_ID, best_draw, load_scores, uniform_key
 
+# The tensors of a SamplingBatch lie where they lie: their places are no reason to compile anew.
+BATCH_POINTERS = [
+    "TEMPERATURES",
+    "TOP_KS",
+    "TOP_PS",
+    "MIN_PS",
+    "SEEDS",
+    "POSITIONS",
+    "HISTORY_STARTS",
+    "BIAS_STARTS",
+    "FORBIDDEN_STARTS",
+]
+
 
 @triton.jit
 def is_truncated(TOP_KS, TOP_PS, MIN_PS, row, vocab):
@@ -20,7 +33,7 @@ def is_truncated(TOP_KS, TOP_PS, MIN_PS, row, vocab):
     return ((top_k > 0) & (top_k < vocab)) | (tl.load(TOP_PS + row) < 1.0) | (tl.load(MIN_PS + row) > 0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=BATCH_POINTERS)
 def scan_parts(
     LOGITS,
     SCORES,
@@ -72,7 +85,7 @@ def scan_parts(
     tl.store(IDS + 2 * plane + place, finite)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["TEMPERATURES"])
 def choose_of_parts(TOPS, DRAWS, IDS, TEMPERATURES, TOKENS, FINITE, num_parts, PARTS: tl.constexpr):
     """A program per row: the token drawn, or the likeliest where the temperature is 0 or nothing can be drawn."""
     row = tl.program_id(0)

@@ -16,9 +16,14 @@ from kernels.triton.sampling_numbers import NO_ID
 
 MAX_ALTERNATIVES = 256
 _PART = 4096
+# Alternatives that the last kernel is compiled for: the fewest of these that are enough.
+_ALTERNATIVES = (1, 8, 32, MAX_ALTERNATIVES)
+# Places that change from call to call: no reason to compile anew.
+_POINTERS = ["ROWS", "MAXIMA", "SUMS", "VALUES", "IDS"]
+_RESULTS = ["TOKENS", "TOKEN_LOGPROBS", "TOP_IDS", "TOP_LOGPROBS"]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_top"], do_not_specialize_on_alignment=_POINTERS)
 def _scan_logprobs(
     LOGITS, ROWS, MAXIMA, SUMS, VALUES, IDS, stride, vocab, num_top, PICKS: tl.constexpr, PART: tl.constexpr
 ):
@@ -45,7 +50,7 @@ def _scan_logprobs(
         left = left & (ids != leader)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_top"], do_not_specialize_on_alignment=[*_POINTERS, *_RESULTS])
 def _join_logprobs(
     LOGITS,
     ROWS,
@@ -142,7 +147,7 @@ def logprobs(logits: Tensor, rows: Tensor | None, tokens: Tensor, num_top: int, 
         num_top,
         PICKS=rows is not None,
         PARTS=triton.next_power_of_2(num_parts),
-        CANDIDATES=triton.next_power_of_2(num_parts * max(1, num_top)),
+        CANDIDATES=triton.next_power_of_2(num_parts * next(n for n in _ALTERNATIVES if n >= num_top)),
         num_warps=4,
         **UNFUSED,
     )

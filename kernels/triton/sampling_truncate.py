@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from kernels.triton.penalties import is_adjusted
-from kernels.triton.sampling_draw import is_truncated
+from kernels.triton.sampling_draw import BATCH_POINTERS, is_truncated
 from kernels.triton.sampling_numbers import (
     GUMBEL_RANGE,
     NO_ID,
@@ -41,7 +41,7 @@ def _above(order, ids, border_order, border_id):
     return (order > border_order) | ((order == border_order) & (ids <= border_id))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=BATCH_POINTERS)
 def draw_truncated(
     LOGITS,
     SCORES,
