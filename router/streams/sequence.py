@@ -33,6 +33,9 @@ from router.streams.types import (
 _LAST_WORDS_S = 2.0
 """How long the call of a sequence that has ended may take to end as well."""
 
+_DEADLINE_GRACE_S = 0.5
+"""How long the scheduler, which may be out of reach, has to end a sequence whose deadline has passed."""
+
 
 class SequenceDriver:
     """`start` it once; every output but Submit goes to `deliver`, the last one being Completed or Failed."""
@@ -56,6 +59,7 @@ class SequenceDriver:
         self._reader: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._leftover: asyncio.TimerHandle | None = None
+        self._deadline: asyncio.TimerHandle | None = None
         self.begin_attempt: Callable[[int], Span] | None = None
         """Makes the span of an attempt, where the request is traced."""
         self.on_end: Callable[[], None] = lambda: None
@@ -69,6 +73,8 @@ class SequenceDriver:
     def start(self) -> None:
         """Open the first attempt."""
         self._inlet.register(self._stream.spec.stream_key, self._take_tokens)
+        if self._call.HasField("deadline_ns"):
+            self._deadline = self._loop.call_later(self._call.deadline_ns / 1e9 + _DEADLINE_GRACE_S, self._expire)
         self._act(self._stream.start())
 
     def cancel(self) -> None:
@@ -103,6 +109,10 @@ class SequenceDriver:
                 self._cancel_call()
         else:
             self._set_timer()
+
+    def _expire(self) -> None:
+        self.cancel()
+        self._deliver(Failed(ErrorKind.DEADLINE, "the deadline passed while the scheduler was out of reach"))
 
     def _set_timer(self) -> None:
         due = self._stream.wake_at
@@ -161,9 +171,10 @@ class SequenceDriver:
     def _release(self) -> None:
         self.on_end()
         self._inlet.unregister(self._stream.spec.stream_key)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for timer in (self._timer, self._deadline):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._deadline = None
         if self._reader is not None and self._leftover is None:
             # A finished sequence's call ends by itself a moment later; cancelled now, it would look like a client's
             # going away. The timer also keeps the task alive.

@@ -205,3 +205,15 @@ async def test_prompt_logprobs_survive_a_lost_replica(model_dir: Path) -> None:
         assert [token.token_id for token in result.prompt_logprobs] == made.ids("prompt")[1:]
         assert result.text == TEXT
         assert not made.scheduler.requests[1].sampling.HasField("num_prompt_logprobs")
+
+
+@in_loop
+async def test_a_deadline_holds_where_no_scheduler_can_say_so(model_dir: Path) -> None:
+    async def restart(attempt: Attempt) -> None:
+        await attempt.fail(grpc.StatusCode.UNAVAILABLE, "restarting")
+
+    async with stack(model_dir, restart, request_timeout=0.2, recovery_timeout=3600) as made:
+        for body in ({"prompt": "a"}, {"prompt": "a", "stream": True, "n": 2}):
+            answer = await made.http.post("/v1/completions", json=body)
+            assert (answer.status_code, answer.json()["error"]["type"]) == (504, "timeout_error")
+        await made.router.front.wait_idle()
