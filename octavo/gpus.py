@@ -230,3 +230,29 @@ def _has_driver_library(root: Path) -> bool:
 
 def _text(name: str | bytes) -> str:
     return name.decode() if isinstance(name, bytes) else name
+
+
+@dataclass(frozen=True)
+class CardFacts:
+    """What a start asks of GPUs, and what there is. `num_devices` is one for each rank of each worker here."""
+
+    inventory: GpuInventory
+    device: str
+    num_devices: int = 1
+    utilization: float = 0.9
+    kv_cache_dtype: str = "auto"
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the start means to compute on GPUs."""
+        return self.device.startswith("cuda") or (self.device == "auto" and self.inventory.has_signs)
+
+    @property
+    def first(self) -> int:
+        """The number of the first device that it takes."""
+        return int(self.device.partition(":")[2] or 0)
+
+    @property
+    def used(self) -> tuple[Card, ...]:
+        """The cards that it takes, as far as they are visible."""
+        return self.inventory.cards[self.first : self.first + self.num_devices] if self.on_gpu else ()

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.checks.types import Facts, KernelFacts, ModelFacts, PackageFacts, PortFacts
+from octavo.gpus import CardFacts, collect_gpus
 from octavo.machine import MachineFacts, collect_machine
 from octavo.memory import DTYPE_BYTES, KvRequest, ModelShape, predict_ranks, resolve_dtype
 from octavo.ports import port_in_use, port_owner
@@ -61,6 +62,16 @@ class ModelRequest:
     num_ranks: int = 1
     """Ranks of a worker, each with a part of the model, and how many of them are on this machine."""
     num_local_ranks: int = 1
+    device: str = "cpu"
+    gpu_memory_utilization: float = 0.9
+    kv_cache_dtype: str = "auto"
+
+
+def card_facts(model: ModelRequest) -> CardFacts:
+    """What the workers on this machine will ask of GPUs, and what there is."""
+    num_devices = model.num_replicas * model.num_local_ranks
+    share, kept = model.gpu_memory_utilization, model.kv_cache_dtype
+    return CardFacts(collect_gpus(), model.device, num_devices, share, kept)
 
 
 def collect(ports: Iterable[PortRequest], model: ModelRequest | None) -> Facts:
@@ -72,6 +83,7 @@ def collect(ports: Iterable[PortRequest], model: ModelRequest | None) -> Facts:
         kernels=kernel_facts(),
         ports=tuple(port_facts(port) for port in ports),
         model=None if model is None else model_facts(model, machine),
+        cards=None if model is None else card_facts(model),
     )
 
 

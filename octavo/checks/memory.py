@@ -7,7 +7,7 @@ from octavo.sizes import format_bytes
 
 
 def memory_fits(facts: Facts) -> Finding | None:
-    if facts.model is None or facts.model.memory is None:
+    if facts.model is None or facts.model.memory is None or (facts.cards is not None and facts.cards.on_gpu):
         return None
     need, free = facts.model.memory, facts.machine.free_memory_bytes
     others = facts.machine.total_memory_bytes - free
@@ -41,6 +41,8 @@ def kv_holds_context(facts: Facts) -> Finding | None:
     model = facts.model
     if model is None or model.kv_pool is None or model.max_model_len_tokens is None:
         return None
+    if facts.cards is not None and facts.cards.on_gpu:
+        return None  # what is left of a card is measured by the worker
     pool, context = model.kv_pool, model.max_model_len_tokens
     measured = f"{pool.num_blocks} KV blocks of {pool.block_size}: {pool.num_tokens} tokens ({pool.reason})"
     limit = f"{context} tokens, one sequence of --max-model-len"

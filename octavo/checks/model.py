@@ -38,6 +38,8 @@ def model_files(facts: Facts) -> Finding | None:
 def cpu_precision(facts: Facts) -> Finding | None:
     if facts.model is None or facts.model.dtype is None:
         return None
+    if facts.cards is not None and facts.cards.on_gpu:
+        return None
     dtype = facts.model.dtype
     limit = "a precision the CPU computes in"
     if dtype == "float32" or (dtype == "bfloat16" and facts.machine.cpu_flags & BF16_INSTRUCTIONS):

@@ -12,7 +12,7 @@ _FLAG = "--tensor-parallel-size"
 
 
 def ranks_have_devices(facts: Facts) -> Finding | None:
-    if facts.model is None or facts.model.num_ranks == 1:
+    if facts.model is None or facts.model.num_ranks == 1 or (facts.cards is not None and facts.cards.on_gpu):
         return None
     num_ranks, num_cpus = facts.model.num_local_ranks, facts.machine.num_cpus
     measured = f"{num_ranks} of {facts.model.num_ranks} ranks on this machine ({_FLAG})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from octavo.checks import host, installation, memory, model, ports, ranks
+from octavo.checks import gpus, host, installation, memory, model, ports, ranks
 from octavo.checks.types import PROCESSES, Check, Facts, Finding, Severity
 
 CHECKS: tuple[Check, ...] = (
@@ -13,6 +13,7 @@ CHECKS: tuple[Check, ...] = (
     *ports.CHECKS,
     *model.CHECKS,
     *ranks.CHECKS,
+    *gpus.CHECKS,
     *memory.CHECKS,
 )
 

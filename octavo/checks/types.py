@@ -9,6 +9,7 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from octavo.gpus import CardFacts
 from octavo.machine import MachineFacts
 from octavo.memory import KvPool, MemoryPrediction
 from octavo.sharding import DividedSizes
@@ -133,6 +134,8 @@ class Facts:
     model: ModelFacts | None
     host: HostFacts | None = None
     """None where nobody looked: a start does not."""
+    cards: CardFacts | None = None
+    """None where no model was named, so that nothing will compute."""
 
 
 PROCESSES = ("router", "scheduler", "worker")

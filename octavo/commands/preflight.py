@@ -90,4 +90,7 @@ def model_request(config: WorkerConfig) -> collect.ModelRequest:
         ),
         num_ranks=place.num_ranks if place else config.tensor_parallel_size,
         num_local_ranks=place.num_local_ranks if place else config.tensor_parallel_size,
+        device=config.device,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        kv_cache_dtype=config.kv_cache_dtype,
     )

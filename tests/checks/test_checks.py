@@ -27,6 +27,7 @@ from octavo.machine import MachineFacts
 from octavo.memory import KvPool, MemoryPrediction
 from octavo.process import StartError
 from octavo.sharding import DividedSizes
+from tests.checks.gpu_provocations import GPU_PROVOKED
 
 GIB = 2**30
 PAGE = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
@@ -211,8 +212,8 @@ def test_a_process_is_checked_for_what_concerns_it() -> None:
 
 
 def test_each_check_has_a_provocation() -> None:
-    assert set(PROVOKED) == {check.id for check in CHECKS}
-    assert len(CHECKS) == len(PROVOKED)
+    assert {*PROVOKED, *GPU_PROVOKED} == {check.id for check in CHECKS}
+    assert len(CHECKS) == len(PROVOKED) + len(GPU_PROVOKED)
 
 
 def test_on_sound_facts_nothing_is_wrong() -> None:
