@@ -1,0 +1,156 @@
+"""Checks and measures the GPU at hand in at most five minutes, and writes what it found as JSON.
+
+    python -m benchmarks.device_check [--json FILE] [--seconds 270] [--part kernels|attention|model ...]
+    python -m benchmarks.device_check --dry     # no GPU: compiles every kernel, runs the program itself at toy sizes
+
+Each kernel against the reference; the two ceilings, copy bandwidth and bf16 matrix products; decode and prefill
+attention beside torch's SDPA and FlashInfer where it is installed; and an 8B-shaped model with random weights through
+the worker's own classes. Parts that the time does not allow are named in the output. Exit status 1 when a kernel is
+wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from benchmarks.gpu.attention import decode_table, prefill_table
+from benchmarks.gpu.bench import FULL, TOY, Bench
+from benchmarks.gpu.kernel_cases import cases, compare
+from benchmarks.gpu.model_steps import step_table
+from kernels.reference import ReferenceBackend
+
+PARTS = ("kernels", "attention", "model")
+_DRY_CAPABILITIES = (80, 90)
+
+
+def check_kernels(bench: Bench, has_fp8: bool) -> bool:
+    """Whether all are right; a kernel that cannot run is wrong."""
+    are_right = True
+    for case in cases(has_fp8):
+        if not bench.has_time(5.0, f"kernels: {case.name}"):
+            return are_right
+        verdict = compare(case, bench.backend, bench.place, ReferenceBackend())
+        are_right &= verdict.is_right
+        state = "right" if verdict.is_right else "WRONG"
+        line = f"{state:<6} {case.name:<36} error {verdict.error:.1e}, at most {verdict.tolerance:g}"
+        bench.note("kernel", line, name=case.name, error=verdict.error, is_right=verdict.is_right)
+    return are_right
+
+
+def ceilings(bench: Bench) -> tuple[float, float]:
+    """(bytes a second that a copy reads and writes, FLOP a second of a square bf16 product), measured."""
+    edge = bench.sizes.matrix
+    copy_rate = _copy_rate(bench)
+    left, right = (torch.randn(edge, edge, device=bench.place).bfloat16() for _ in range(2))
+    flops = 2 * edge**3 / (bench.time_us([lambda: left @ right]) / 1e6)
+    line = f"ceilings: copy {copy_rate / 1e9:.0f} GB/s, bf16 products {flops / 1e12:.1f} TFLOP/s"
+    bench.note("ceilings", line, copy_bytes_per_s=copy_rate, matmul_flops_per_s=flops)
+    return copy_rate, flops
+
+
+def _copy_rate(bench: Bench) -> float:
+    source = torch.zeros(bench.sizes.copy_bytes, dtype=torch.uint8, device=bench.place)
+    target = torch.empty_like(source)
+    return 2 * source.numel() / (bench.time_us([lambda: target.copy_(source)]) / 1e6)
+
+
+def measure(bench: Bench, parts: Sequence[str], has_fp8: bool) -> bool:
+    """Everything that was asked for; whether all kernels are right."""
+    are_right = check_kernels(bench, has_fp8) if "kernels" in parts else True
+    copy_rate, flops = ceilings(bench)
+    if "model" in parts:
+        # Before the tables, which can be cut short anywhere.
+        step_table(bench, copy_rate, has_fp8)
+    if "attention" in parts:
+        decode_table(bench, copy_rate, has_fp8)
+        prefill_table(bench, flops)
+    return are_right
+
+
+def gpu_bench(seconds: float) -> tuple[Bench, bool]:
+    """On the first visible GPU, and whether it has fp8."""
+    from kernels.triton import TritonBackend
+    from worker_svc.device.cuda import CudaDevice
+
+    place = torch.device("cuda", 0)
+    device = CudaDevice(place)
+    has_fp8 = torch.cuda.get_device_capability(place) >= (8, 9)
+    return Bench(device, TritonBackend(place), FULL, time.monotonic() + seconds, _say), has_fp8
+
+
+def toy_bench(seconds: float) -> Bench:
+    """The whole program on the CPU: fakes run ahead and replay, the reference computes."""
+    from tests.fakes.eager_device import EagerDevice, PaddedReference
+
+    torch.manual_seed(0)
+    return Bench(EagerDevice(), PaddedReference(), TOY, time.monotonic() + seconds, _say)
+
+
+def compile_all() -> list[dict[str, object]]:
+    """Compiles what the kernel cases launch, for each architecture; what came of it, architecture by architecture.
+
+    Nothing is run: results are whatever memory held, and are not looked at.
+    """
+    from kernels.triton import TritonBackend
+    from kernels.triton.layer import DeviceShape
+    from tools.dry_compile import Report, dry_run
+
+    found: list[dict[str, object]] = []
+    place = torch.device("cpu")
+    for capability in _DRY_CAPABILITIES:
+        backend = TritonBackend(place, shape=DeviceShape(capability, 132))
+        with dry_run(capability) as compiled:
+            for case in cases(has_fp8=capability >= 89):
+                case.run(backend, place)
+        reports = [Report(kernel) for kernel in compiled]
+        spilling = sorted({report.name for report in reports if report.stack_bytes})
+        _say(f"sm_{capability}: {len(reports)} kernels compiled; with spilled registers: {spilling or 'none'}")
+        found.append({"kind": "compiled", "architecture": capability, "kernels": len(reports), "spilling": spilling})
+    return found
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="where the figures go")
+    parser.add_argument("--seconds", type=float, default=270.0, help="time that it may take")
+    parser.add_argument("--part", action="append", choices=PARTS, help="leave the others out; may be given again")
+    parser.add_argument("--dry", action="store_true", help="no GPU: compile everything, run at toy sizes on the CPU")
+    options = parser.parse_args(words)
+    begun = time.monotonic()
+    if options.dry:
+        bench, has_fp8 = toy_bench(options.seconds), True
+        bench.figures += compile_all()
+        bench.say("toy sizes on the CPU: these figures say that the program runs, and nothing else")
+    elif not torch.cuda.is_available():
+        print("no CUDA device is visible (octavo doctor says why); --dry needs none", file=sys.stderr)
+        return 2
+    else:
+        bench, has_fp8 = gpu_bench(options.seconds)
+    are_right = measure(bench, options.part or PARTS, has_fp8)
+    result = {**_machine(options.dry), "seconds": time.monotonic() - begun, "figures": bench.figures}
+    if options.json is not None:
+        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    bench.say(f"{'all kernels are right' if are_right else 'A KERNEL IS WRONG'}, {result['seconds']:.0f} s")
+    return 0 if are_right else 1
+
+
+def _machine(is_dry: bool) -> dict[str, object]:
+    """What the figures are of; a dry run has none of a GPU."""
+    card = None if is_dry else torch.cuda.get_device_name(0)
+    date = time.strftime("%Y-%m-%d")
+    return {"card": card, "date": date, "torch": torch.__version__, "cuda": torch.version.cuda, "is_dry": is_dry}
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The parts of benchmarks/device_check.py."""
