@@ -10,6 +10,7 @@ import gc
 import logging
 import os
 import time
+from collections import deque
 from typing import TYPE_CHECKING, NoReturn
 
 from octavo.logs import setup_logging
@@ -19,10 +20,11 @@ from worker_svc.config import WorkerConfig
 from worker_svc.parallel.links import OrderReceiver, connect
 from worker_svc.parallel.place import RankPlace
 from worker_svc.process_memory import keep_freed_memory
-from worker_svc.threads import limit_spinning
+from worker_svc.threads import StepThreads, limit_spinning
 
 if TYPE_CHECKING:
-    from octavo.internal.v1 import worker_pb2
+    from octavo.internal.v1 import ranks_pb2
+    from worker_svc.engine import InFlight, StepRunner
     from worker_svc.loading import LoadedWorker
     from worker_svc.parallel.rendezvous import Rendezvous
 
@@ -80,29 +82,50 @@ def _reach_first_rank(meeting: Rendezvous, place: RankPlace, timeout_s: float) -
 
 
 def _run(loaded: LoadedWorker, receiver: OrderReceiver) -> NoReturn:
+    steps = FollowedSteps(loaded.runner, loaded.threads)
     for order in receiver.orders():
         match order.WhichOneof("order"):
             case "plan":
-                _step(loaded, order.plan)
+                steps.run(order)
             case "reset":
-                loaded.runner.reset()
+                steps.reset()
             case unknown:
                 raise StartError(f"an order of kind {unknown} from rank 0: all ranks need the same release of octavo")
     raise AssertionError("orders have no end")
 
 
-def _step(loaded: LoadedWorker, plan: worker_pb2.StepPlan) -> None:
-    """One step, of which only this rank's rows and blocks change."""
-    from worker_svc.rows import PlanError
+class FollowedSteps:
+    """Rank 0's steps on this rank, of which only its rows and blocks change.
 
-    if loaded.threads is not None:
-        loaded.threads.before_step()
-    begun_s = time.perf_counter()
-    try:
-        # Settled by a later plan, or at once where the device does not run ahead.
-        loaded.runner.launch(plan)
-    except PlanError as error:
-        _LOG.debug("step %d: %s; rank 0 finds the same and resets", plan.step, error)
-        return
-    if loaded.threads is not None:
-        loaded.threads.after_step(time.perf_counter() - begun_s)
+    Rank 0 settles a step when its device has done it, which is another moment on each rank. What a rank has settled
+    decides which rows it runs, and ranks that run different rows wait for each other without end: so this one settles
+    what rank 0 had settled, no more.
+    """
+
+    def __init__(self, runner: StepRunner, threads: StepThreads | None = None) -> None:
+        self._runner = runner
+        self._threads = threads
+        # Steps that rank 0 was not known to have settled, by number.
+        self._flights: deque[tuple[int, InFlight]] = deque()
+
+    def reset(self) -> None:
+        """As the runner's."""
+        self._flights.clear()
+        self._runner.reset()
+
+    def run(self, order: ranks_pb2.RankOrder) -> None:
+        """Runs the order's plan with what rank 0 knew when it sent it."""
+        from worker_svc.rows import PlanError
+
+        if self._threads is not None:
+            self._threads.before_step()
+        begun_s = time.perf_counter()
+        try:
+            while self._flights and self._flights[0][0] <= order.settled_step:
+                self._flights.popleft()[1].result()
+            self._flights.append((order.plan.step, self._runner.launch(order.plan)))
+        except PlanError as error:
+            _LOG.debug("step %d: %s; rank 0 finds the same and resets", order.plan.step, error)
+            return
+        if self._threads is not None:
+            self._threads.after_step(time.perf_counter() - begun_s)

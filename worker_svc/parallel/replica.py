@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from octavo.internal.v1 import ranks_pb2, worker_pb2
@@ -24,6 +24,7 @@ from worker_svc.parallel.sockets import listen
 
 if TYPE_CHECKING:
     from worker_svc.engine import InFlight, StepRunner
+    from worker_svc.outcome import StepOutcome
     from worker_svc.parallel.group import Membership
 
 _LOG = logging.getLogger(__name__)
@@ -134,11 +135,13 @@ class LedReplica:
 
 
 class LeadingRunner:
-    """Rank 0's runner: the other ranks are told each plan before it runs here."""
+    """Rank 0's runner: the other ranks are told each plan before it runs here, and what was settled by then."""
 
     def __init__(self, runner: StepRunner, sender: OrderSender) -> None:
         self._runner = runner
         self._sender = sender
+        # The last step whose outcome was asked for: what the runner settles by itself, the others' settle alike.
+        self._settled_step = 0
 
     @property
     def num_live_rows(self) -> int:
@@ -147,10 +150,30 @@ class LeadingRunner:
     def reset(self) -> None:
         self._sender.send(ranks_pb2.RankOrder(reset=True))
         self._runner.reset()
+        self._settled_step = 0
 
     def launch(self, plan: worker_pb2.StepPlan) -> InFlight:
-        self._sender.send(ranks_pb2.RankOrder(plan=plan))
-        return self._runner.launch(plan)
+        self._sender.send(ranks_pb2.RankOrder(plan=plan, settled_step=self._settled_step))
+        return _LedStep(self._runner.launch(plan), lambda: self._settle(plan.step))
+
+    def _settle(self, step: int) -> None:
+        self._settled_step = max(self._settled_step, step)
+
+
+class _LedStep:
+    """A step whose settling the other ranks are told of."""
+
+    def __init__(self, flight: InFlight, settled: Callable[[], None]) -> None:
+        self._flight = flight
+        self._settled = settled
+
+    def is_done(self) -> bool:
+        return self._flight.is_done()
+
+    def result(self) -> StepOutcome:
+        outcome = self._flight.result()
+        self._settled()
+        return outcome
 
 
 def replica_of(config: WorkerConfig, environment: Mapping[str, str]) -> Replica:
