@@ -12,15 +12,12 @@ import gc
 import logging
 import os
 import socket
-import ssl
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-import uvicorn
 import uvloop
-from fastapi import FastAPI
 
 from octavo.phases import Phases
 from octavo.ports import address_towards
@@ -35,6 +32,7 @@ from router.browser.setup import add_browser_doors
 from router.config import RouterConfig
 from router.front import FrontDoor
 from router.grpc_api import InferenceServicer, make_server, set_health
+from router.http_server import CLOSING_S, listen, quiet_server
 from router.metrics import RouterMetrics
 from router.metrics_catalogue import DROPPED_MESSAGES, LIVE, READY, SCHEDULER_CONNECTED
 from router.models.watch import ModelsWatch
@@ -48,11 +46,6 @@ from router.traces import RequestTracer
 _LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-_CLOSING_S = 2.0
-"""What connections get to close by themselves once no request is live."""
-
-_BACKLOG = 1024
 
 
 def main(config: RouterConfig) -> int:
@@ -148,8 +141,8 @@ class Router:
         tls = self.access.tls
         self.app = make_app(self.front, config.max_message_bytes, self.access.gate, write_refusal)
         add_browser_doors(self.app, servicer, config, config.max_message_bytes)
-        self._http = _quiet_server(self.app, None if tls is None else tls.ssl_context)
-        self._health_http = None if config.health_port is None else _quiet_server(make_health_app(self.front), None)
+        self._http = quiet_server(self.app, None if tls is None else tls.ssl_context)
+        self._health_http = None if config.health_port is None else quiet_server(make_health_app(self.front), None)
         self._serving: bool | None = None
         self._telling: set[asyncio.Task[None]] = set()
         self.http_port = self.grpc_port = self.health_port = 0
@@ -161,12 +154,12 @@ class Router:
         for sentence in open_to_pages(self.config, asks_for_keys=self.config.asks_for_keys):
             _LOG.warning("open to web pages: %s", sentence)
         self._bind_grpc()
-        listener = _listen("--http-port", self.config.host, self.config.http_port)
+        listener = listen("--http-port", self.config.host, self.config.http_port)
         self.http_port = listener.getsockname()[1]
         self._http_tasks = [asyncio.create_task(self._http.serve(sockets=[listener]))]
         if self._health_http is not None:
             host = self.config.health_host or self.config.host
-            listener = _listen("--health-port", host, self.config.health_port or 0)
+            listener = listen("--health-port", host, self.config.health_port or 0)
             self.health_port = listener.getsockname()[1]
             self._http_tasks.append(asyncio.create_task(self._health_http.serve(sockets=[listener])))
         await self._grpc.start()
@@ -201,7 +194,7 @@ class Router:
         self._http.stop()
         if self._health_http is not None:
             self._health_http.stop()
-        await self._grpc.stop(_CLOSING_S if self.front.num_live else 0)
+        await self._grpc.stop(CLOSING_S if self.front.num_live else 0)
         await asyncio.gather(*self._http_tasks)
         for task in self.tasks:
             task.cancel()
@@ -265,49 +258,6 @@ async def running(config: RouterConfig) -> AsyncIterator[Router]:
         await router.stop()
 
 
-class _QuietServer(uvicorn.Server):
-    """uvicorn without its own signal handlers, for this process has one owner of signals, and ticking once a second."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self._asked_to_stop = asyncio.Event()
-
-    def stop(self) -> None:
-        """Close idle connections and listen no more; `serve` returns once the rest are done."""
-        self.should_exit = True
-        self._asked_to_stop.set()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def main_loop(self) -> None:
-        tick = 0
-        while not await self.on_tick(tick):
-            tick += 10  # uvicorn counts tenths of a second
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._asked_to_stop.wait(), 1.0)
-
-
-def _quiet_server(app: FastAPI, tls: ssl.SSLContext | None) -> _QuietServer:
-    """A server of the app, over TLS where there is a context for it."""
-    factory = None if tls is None else lambda config, default: tls
-    return _QuietServer(
-        uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            ws="none",
-            server_header=False,
-            # Whose word about a client's address is taken is the gate's to say.
-            proxy_headers=False,
-            ssl_context_factory=factory,
-            timeout_graceful_shutdown=round(_CLOSING_S),
-        )
-    )
-
-
 async def _in_thread(work: Callable[[], T]) -> T:
     """Run `work` in a thread that does not keep the process from ending."""
     loop, future = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
@@ -327,20 +277,6 @@ async def _in_thread(work: Callable[[], T]) -> T:
     threading.Thread(target=run, name="start", daemon=True).start()
     found: T = await future
     return found
-
-
-def _listen(flag: str, host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With the protocol named, asyncio turns Nagle's algorithm off on what is accepted: tokens go out as they come.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise StartError(f"{flag}: {host}:{port} cannot be bound ({error.strerror}); choose another") from None
-    listener.listen(_BACKLOG)
-    return listener
 
 
 def _bracketed(host: str) -> str:

@@ -1,0 +1,141 @@
+"""uvicorn as a router wants it: signals are the process's, sockets are bound beforehand, requests' heads have bounds.
+
+Knows uvicorn and sockets; knows no route. uvicorn itself takes heads of any size, and waits for one for as long as a
+client likes: both would let strangers fill the memory before any gate is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import socket
+import ssl
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from octavo.process import StartError
+
+CLOSING_S = 2.0
+"""What connections get to close by themselves once no request is live."""
+
+# More than asyncio reads at once, since what is read with the end of a body counts as head.
+MAX_HEAD_BYTES = 512 * 2**10
+HEAD_TIMEOUT_S = 30.0
+
+_BACKLOG = 1024
+
+
+class QuietServer(uvicorn.Server):
+    """uvicorn without its own signal handlers, for this process has one owner of signals, and ticking once a second."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._asked_to_stop = asyncio.Event()
+
+    def stop(self) -> None:
+        """Close idle connections and listen no more; `serve` returns once the rest are done."""
+        self.should_exit = True
+        self._asked_to_stop.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def main_loop(self) -> None:
+        tick = 0
+        while not await self.on_tick(tick):
+            tick += 10  # uvicorn counts tenths of a second
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._asked_to_stop.wait(), 1.0)
+
+
+def quiet_server(app: ASGIApp, tls: ssl.SSLContext | None, head_timeout_s: float = HEAD_TIMEOUT_S) -> QuietServer:
+    """A server of the app, over TLS where there is a context for it."""
+    factory = None if tls is None else lambda config, default: tls
+    protocol: Any = functools.partial(_BoundedHead, head_timeout_s)
+    return QuietServer(
+        uvicorn.Config(
+            app,
+            http=protocol,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            server_header=False,
+            # Whose word about a client's address is taken is the gate's to say.
+            proxy_headers=False,
+            ssl_context_factory=factory,
+            timeout_graceful_shutdown=round(CLOSING_S),
+        )
+    )
+
+
+class _BoundedHead(HttpToolsProtocol):
+    """One connection. The head of a request is all that comes before its body."""
+
+    def __init__(self, head_timeout_s: float, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._head_timeout_s = head_timeout_s
+        self._in_head = True
+        self._num_head_bytes = 0
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._in_head and not self.transport.is_closing():
+            self._num_head_bytes += len(data)
+            if self._num_head_bytes > MAX_HEAD_BYTES:
+                self.send_400_response(f"The head of the request has more than {MAX_HEAD_BYTES} bytes.")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._expect_head()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._stop_timer()
+        super().on_headers_complete()
+
+    def _expect_head(self) -> None:
+        self._in_head, self._num_head_bytes = True, 0
+        self._stop_timer()
+        self._head_timer = self.loop.call_later(self._head_timeout_s, self._give_up)
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _give_up(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._expect_head()  # the request before it is still being answered
+        else:
+            self.transport.close()
+
+
+def listen(flag: str, host: str, port: int) -> socket.socket:
+    """A listening socket. Raises StartError naming the option."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # With the protocol named, asyncio turns Nagle's algorithm off on what is accepted: tokens go out as they come.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise StartError(f"{flag}: {host}:{port} cannot be bound ({error.strerror}); choose another") from None
+    listener.listen(_BACKLOG)
+    return listener
