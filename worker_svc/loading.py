@@ -33,6 +33,7 @@ from worker_svc.config import WorkerConfig
 from worker_svc.decode_graphs import graph_sizes
 from worker_svc.device.choice import choose_device, open_device
 from worker_svc.device.memory import CudaMeter
+from worker_svc.device.probes import probe_all_reduce, prove_kernels
 from worker_svc.fingerprint import model_fingerprint, numerics_fingerprint
 from worker_svc.grammar import GrammarCompiler, load_grammar_vocabulary
 from worker_svc.kv_cache import model_shape, resolve_max_model_len
@@ -100,6 +101,13 @@ def load(config: WorkerConfig, phases: Phases, ranks: Membership = ALONE) -> Loa
     meter = None if torch_device.type == "cpu" else CudaMeter(torch_device)
     backend = _open_backend(config, num_cpus, torch_device)
     threads = watched_threads(config.num_threads, num_cpus, _setter(backend)) if meter is None else None
+    spec = _cache_spec(config, model, backend, torch_device)
+    if meter is not None:
+        with phases.phase("device"):
+            dtype = _DTYPES[model.dtype]
+            prove_kernels(backend, spec, model.shard.config.num_heads, dtype, torch_device)
+            if ranks.group.size > 1:
+                probe_all_reduce(ranks.group, device)
     with phases.phase("weights", total=len(model.shard.expected())) as advance:
         decoder, fingerprint = _load_decoder(model, backend, ranks.group, advance, torch_device)
         return_freed_memory()
@@ -107,7 +115,6 @@ def load(config: WorkerConfig, phases: Phases, ranks: Membership = ALONE) -> Loa
     info.name = config.served_model_name or served_name(config.model)
     with phases.phase("kv"):
         require_equal(ranks.group, info, config)
-        spec = _cache_spec(config, model, backend, torch_device)
         graph_rows = () if config.enforce_eager or meter is None else graph_sizes(config.max_num_seqs)
 
         def parts_over(cache: KVCache, host_cache: KVCache | None = None) -> RunnerParts:
@@ -334,7 +341,8 @@ def _model_info(
     if notes:
         _LOG.warning("answers may depend on what else runs: %s", "; ".join(notes))
     precision = model.dtype if config.kv_cache_dtype == "auto" else f"{model.dtype}, KV {config.kv_cache_dtype}"
-    versions = {name: importlib.metadata.version(name) for name in ("octavo", "torch", "llguidance")}
+    packages = ("octavo", "torch", "llguidance", *(("triton",) if info.name == "triton" else ()))
+    versions = {name: importlib.metadata.version(name) for name in packages}
     kept = f", matrices kept in {info.kept_weights}" if info.kept_weights else ""
     _LOG.info("kernels %s (%s)%s, torch %s", info.name, info.variant, kept, versions["torch"])
     return types_pb2.ModelInfo(

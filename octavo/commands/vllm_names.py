@@ -15,13 +15,10 @@ RENAMED: Mapping[str, str] = {
     "--uvicorn-log-level": "is called --log-level here",
     "--kv-cache-memory-bytes": "is called --kv-cache-memory here, and takes a size such as 2GiB",
     "--num-gpu-blocks-override": "is called --num-kv-blocks here",
-    "--gpu-memory-utilization": (
-        "has no twin: it is a share of all memory. Size the KV cache itself with --kv-cache-memory 2GiB, "
-        "--num-kv-blocks N, or --kv-memory-fraction, a share of the memory the weights leave free"
-    ),
     "--cpu-offload-gb": "does not exist: weights stay where the worker computes",
-    "--compilation-config": "does not exist: nothing is captured or compiled at start",
-    "--max-seq-len-to-capture": "does not exist: nothing is captured or compiled at start",
+    "--compilation-config": "does not exist: nothing is compiled; --enforce-eager turns CUDA graphs off",
+    "--max-seq-len-to-capture": "does not exist: a graph of decode steps holds for any length",
+    "--cuda-graph-sizes": "does not exist: --max-num-seqs says which graphs there are; --enforce-eager turns them off",
     "--enable-chunked-prefill": "needs no option: prompts are always computed in chunks, sized by "
     "--max-num-batched-tokens",
     "--async-scheduling": "needs no option: the next step is always planned while one runs",
@@ -33,7 +30,6 @@ RENAMED: Mapping[str, str] = {
     "--disable-log-stats": "is --stats-interval 0 here",
     "--otlp-traces-endpoint": "is called --otlp-endpoint here",
     "--collect-detailed-traces": "does not exist: traces have a span for each part of a request",
-    "--device": "does not exist: the worker takes the CPU; --kernels chooses how it computes",
     "--attention-backend": "is called --kernels here",
     "--load-format": "does not exist: safetensors and GGUF are told apart by the files",
     "--tokenizer": "does not exist: the tokenizer is the one beside the weights",

@@ -22,10 +22,10 @@ from worker_svc.config import WorkerConfig
 @pytest.mark.parametrize(
     ("flag", "answer"),
     [
-        ("--gpu-memory-utilization", "--kv-cache-memory"),
-        ("--gpu_memory_utilization", "--kv-cache-memory"),
+        ("--num-gpu-blocks-override", "--num-kv-blocks"),
+        ("--num_gpu_blocks_override", "--num-kv-blocks"),
         ("--cpu-offload-gb", "weights stay"),
-        ("--enforce-eager", "nothing is captured"),
+        ("--compilation-config", "nothing is compiled"),
         ("--no-enable-chunked-prefill", "always computed in chunks"),
         ("--pipeline-parallel-size", "not supported yet"),
         ("-tp", "spelled --tensor-parallel-size"),
