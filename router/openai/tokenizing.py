@@ -10,6 +10,7 @@ from starlette.requests import Request
 
 from router.errors import InvalidRequest, check_text
 from router.front import FrontDoor
+from router.openai.openapi import DETOKENIZE_BODY, TOKENIZE_BODY
 from router.openai.schema import chat_prompt
 from router.openai.shapes import Json
 from router.openai.transport import read_json
@@ -20,7 +21,7 @@ from router.sampling_rules import check_flag
 def add_tokenizing_routes(app: FastAPI, front: FrontDoor, max_body_bytes: int) -> None:
     """Add both routes."""
 
-    @app.post("/tokenize")
+    @app.post("/tokenize", openapi_extra=TOKENIZE_BODY)
     async def tokenize(request: Request) -> Json:
         body = await read_json(request, max_body_bytes)
         shows_texts = check_flag("return_token_strs", body.get("return_token_strs"), default=False)
@@ -32,7 +33,7 @@ def add_tokenizing_routes(app: FastAPI, front: FrontDoor, max_body_bytes: int) -
             "token_strs": list(found.token_texts) if shows_texts else None,
         }
 
-    @app.post("/detokenize")
+    @app.post("/detokenize", openapi_extra=DETOKENIZE_BODY)
     async def detokenize(request: Request) -> Json:
         body = await read_json(request, max_body_bytes)
         if "tokens" not in body:
