@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from octavo.commands import command_line, preflight
 from octavo.commands.command_line import ServeConfig
 from octavo.commands.services import say_cause
+from octavo.gpus import CardFacts, GpuInventory, collect_gpus
 from octavo.logs import setup_logging
 from octavo.machine import usable_cpus
 from octavo.options import OptionError, differences, from_args, secret_environment, secrets_of, to_arguments
@@ -96,7 +97,11 @@ def child_specs(stack: StackConfig) -> tuple[ChildSpec, ...]:
     python = (sys.executable, "-m", "octavo")
     num_workers = stack.serve.data_parallel_size
     names = ["worker"] if num_workers == 1 else [f"worker-{number}" for number in range(1, num_workers + 1)]
-    workers = [dataclasses.replace(stack.worker, metrics_port=port) for port in stack.worker_metrics_ports]
+    devices = worker_devices(stack.worker, num_workers, collect_gpus())
+    workers = [
+        dataclasses.replace(stack.worker, metrics_port=port, device=device)
+        for port, device in zip(stack.worker_metrics_ports, devices, strict=True)
+    ]
     return (
         ChildSpec("router", (*python, "router", *to_arguments(stack.router)), secret_environment(stack.router)),
         ChildSpec("scheduler", (*python, "scheduler", *to_arguments(stack.scheduler))),
@@ -105,6 +110,14 @@ def child_specs(stack: StackConfig) -> tuple[ChildSpec, ...]:
             for name, worker in zip(names, workers, strict=True)
         ),
     )
+
+
+def worker_devices(worker: WorkerConfig, num_workers: int, inventory: GpuInventory) -> tuple[str, ...]:
+    """--device of each of so many workers: on GPUs they take one card a rank, one worker after the other."""
+    cards = CardFacts(inventory, worker.device)
+    if num_workers == 1 or worker.simulate or not cards.on_gpu:
+        return (worker.device,) * num_workers
+    return tuple(f"cuda:{cards.first + index * worker.tensor_parallel_size}" for index in range(num_workers))
 
 
 def metrics_addresses(stack: StackConfig) -> list[str]:

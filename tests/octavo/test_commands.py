@@ -13,9 +13,10 @@ from octavo.commands.command_line import GROUPS, explain, parse
 from octavo.commands.services import SERVICES, without_effect
 from octavo.machine import usable_cpus
 from octavo.options import OptionError, differences, flags_of, from_args, to_arguments
-from octavo.stack.serve import child_specs, greeting, metrics_addresses, read_options
+from octavo.stack.serve import child_specs, greeting, metrics_addresses, read_options, worker_devices
 from router.config import RouterConfig
 from scheduler_svc.config import SchedulerConfig
+from tests.fakes.fake_gpus import H100, inventory
 from worker_svc.config import WorkerConfig
 
 
@@ -37,6 +38,14 @@ def test_a_name_of_vllm_is_answered(flag: str, answer: str) -> None:
     told = explain(flag, "serve")
     assert told.startswith(flag)
     assert answer in told
+
+
+def test_workers_of_a_stack_take_a_card_each() -> None:
+    two_ranks = WorkerConfig(tensor_parallel_size=2)
+    assert worker_devices(two_ranks, 2, inventory(H100, H100, H100, H100)) == ("cuda:0", "cuda:2")
+    assert worker_devices(WorkerConfig(device="cuda:1"), 2, inventory(H100, H100, H100)) == ("cuda:1", "cuda:2")
+    assert worker_devices(WorkerConfig(device="cpu"), 2, inventory(H100)) == ("cpu", "cpu")
+    assert worker_devices(WorkerConfig(), 1, inventory(H100)) == ("auto",)
 
 
 def test_every_answer_points_at_options_that_exist() -> None:
