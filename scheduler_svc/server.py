@@ -11,7 +11,7 @@ import ipaddress
 import logging
 import secrets
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 from typing import Any
 
 import grpc
@@ -85,11 +85,13 @@ async def _serve(config: SchedulerConfig) -> int:
     await server.start()
     address = grpc_address(config.host, port)
     _LOG.info("ready on %s; metrics on http://%s:%d/metrics", address, config.metrics_host, scraped.port)
-    with _running(watch.progress(), watch.load(), refreshing(tls)):
-        await shutdown.wait_async()
-    # Nothing is lost by a stop: routers hold what they need to resubmit, workers attach anew.
-    service.close()
-    await server.stop(grace=_GOODBYE_S)
+    try:
+        with _running(watch.progress(), watch.load(), refreshing(tls)) as parts:
+            await until_asked(shutdown.wait_async(), parts)
+    finally:
+        # Nothing is lost by a stop: routers hold what they need to resubmit, workers attach anew.
+        service.close()
+        await server.stop(grace=_GOODBYE_S)
     _LOG.info("%s", watch.totals())
     if tracer is not None:
         await asyncio.to_thread(tracer.close)
@@ -132,12 +134,25 @@ async def add_services(server: grpc.aio.Server, engine: Engine, networks: Networ
     return service
 
 
+async def until_asked(asked: Coroutine[Any, Any, None], parts: Iterable[asyncio.Task[None]]) -> None:
+    """Returns when the process is asked to end. Raises what a part fails with: others would wait for it for ever."""
+    waiting = asyncio.create_task(asked)
+    pending = {waiting, *parts}
+    try:
+        while not waiting.done():
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                await task
+    finally:
+        waiting.cancel()
+
+
 @contextlib.contextmanager
-def _running(*parts: Coroutine[Any, Any, None]) -> Iterator[None]:
+def _running(*parts: Coroutine[Any, Any, None]) -> Iterator[list[asyncio.Task[None]]]:
     """Tasks that live as long as the block."""
     tasks = [asyncio.create_task(part) for part in parts]
     try:
-        yield
+        yield tasks
     finally:
         for task in tasks:
             task.cancel()

@@ -14,7 +14,7 @@ from octavo.internal.v1 import scheduler_pb2 as pb
 from octavo.internal.v1 import types_pb2
 from octavo.process import StartError
 from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.server import core_limits, token_networks
+from scheduler_svc.server import core_limits, token_networks, until_asked
 from tests.scheduler_svc.harness import Shell, attaching, hello, run, scheduler, status_of, watching
 
 LENGTH = types_pb2.FINISH_REASON_LENGTH
@@ -135,6 +135,34 @@ def test_a_message_that_is_no_protobuf_fails_its_call_alone(method: str, payload
             assert (await watching(shell)).router_id
 
     run(test)
+
+
+def test_a_part_that_fails_ends_the_process_and_one_that_is_done_does_not() -> None:
+    async def done() -> None:
+        pass
+
+    async def fail() -> None:
+        raise ValueError("a defect")
+
+    async def test() -> None:
+        forever: asyncio.Event = asyncio.Event()
+        parts = [asyncio.create_task(done()), asyncio.create_task(fail())]
+        with pytest.raises(ValueError, match="a defect"):
+            await until_asked(_wait(forever), parts)
+        asked = asyncio.Event()
+        parts = [asyncio.create_task(done()), asyncio.create_task(_wait(forever))]
+        waiting = asyncio.create_task(until_asked(_wait(asked), parts))
+        await parts[0]
+        assert not waiting.done()
+        asked.set()
+        await waiting
+        parts[1].cancel()
+
+    run(test)
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()
 
 
 def test_options_become_limits_and_networks() -> None:
