@@ -150,13 +150,12 @@ class FrontDoor:
 
         prompts = await self.in_thread(build)
         grammars = [await self._check_grammar(built.grammar, served.info) for built in prompts]
-        drawn_seed = self._seeds.getrandbits(63)
         internal_id = secrets.token_hex(12)
         return [
             Prepared(
                 internal_id=internal_id if len(prompts) == 1 else f"{internal_id}-{position}",
                 prompt_ids=built.prompt.token_ids,
-                params=_params(request, text, served, len(built.prompt.token_ids), drawn_seed),
+                params=_params(request, text, served, len(built.prompt.token_ids), self._seeds.getrandbits(63)),
                 options=request.options,
                 end_token_ids=tuple(served.info.end_token_ids),
                 arrived_at=arrived_at,

@@ -315,6 +315,16 @@ async def test_f72_prompts_are_not_logged(model_dir: Path, caplog: pytest.LogCap
 
 
 @in_loop
+async def test_equal_prompts_of_a_request_without_a_seed_are_answered_differently(model_dir: Path) -> None:
+    async with stack(model_dir) as made:
+        made.say("ok")
+        await made.http.post("/v1/completions", json={"prompt": ["a", "a"]})
+        assert len({request.sampling.seed for request in made.scheduler.requests}) == 2
+        await made.http.post("/v1/completions", json={"prompt": ["a", "a"], "seed": 7})
+        assert [request.sampling.seed for request in made.scheduler.requests[2:]] == [7, 7]
+
+
+@in_loop
 async def test_a_defect_is_found_in_log_and_metrics_by_what_the_client_was_told(
     model_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
