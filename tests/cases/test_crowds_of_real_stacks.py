@@ -1,0 +1,91 @@
+"""Many requests at once on a pool that is too small: each gets what it gets alone, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+from octavo import AsyncClient
+from tests.cases.asking import Asker
+from tests.e2e.stack import eventually
+
+SEEDED: dict[str, Any] = {"seed": 42, "temperature": 0.8, "max_tokens": 32, "ignore_eos": True}
+
+
+async def ids_of(client: AsyncClient, prompt: str, **options: Any) -> list[list[int]]:
+    answer = await client.generate(prompt, **options)
+    return [list(choice.token_ids) for choice in answer.choices]
+
+
+def test_f10_a_seed_belongs_to_its_request(crowd: Asker) -> None:
+    async def ask() -> None:
+        async with AsyncClient(crowd.stack.grpc) as client:
+            alone = await ids_of(client, "Story", **SEEDED)
+            unseeded = {**SEEDED, "seed": None}
+            del unseeded["seed"]
+            beside = await asyncio.gather(*(ids_of(client, "Story", **one) for one in (SEEDED, unseeded, SEEDED)))
+            assert beside[0] == beside[2] == alone
+            triple = await ids_of(client, "Story", **SEEDED, n=3)
+            assert triple == await ids_of(client, "Story", **SEEDED, n=3)
+            assert triple[0] == alone[0]
+            assert len({tuple(ids) for ids in triple}) == 3
+
+    asyncio.run(ask())
+
+
+def test_f36_preemption_is_invisible(crowd: Asker) -> None:
+    options = {"max_tokens": 100, "min_tokens": 50, "presence_penalty": 1.0, "logprobs": 2, "stop": ["zzzz"]}
+
+    async def ask(client: AsyncClient, number: int) -> object:
+        sampling = {"temperature": 0} if number % 2 else {"temperature": 1.0, "seed": number}
+        answer = await client.generate(f"Number {number}", **options, **sampling)
+        (choice,) = answer.choices
+        logprobs = [(entry.token_id, entry.logprob) for entry in choice.logprobs]
+        return answer.text, list(choice.token_ids), choice.finish_reason, logprobs, answer.usage.completion_tokens
+
+    async def run() -> tuple[list[object], list[object]]:
+        async with AsyncClient(crowd.stack.grpc) as client:
+            together = await asyncio.gather(*(ask(client, number) for number in range(8)))
+            return list(together), [await ask(client, number) for number in range(8)]
+
+    together, alone = asyncio.run(run())
+    assert together == alone
+    assert crowd.stack.replicas()[0].num_preemptions > 0
+
+
+def test_f40_clients_that_leave_leave_nothing_behind(crowd: Asker) -> None:
+    rng = random.Random(40)
+    prefix = "A shared beginning of some length, "
+
+    async def leave(client: AsyncClient, number: int) -> None:
+        stream = await client.generate(f"{prefix}{number % 7}", max_tokens=60, ignore_eos=True, stream=True)
+        num_wanted = rng.choice([0, 1, 1, 2, 8, 59])
+        if num_wanted:
+            async for _ in stream:
+                num_wanted -= 1
+                if num_wanted <= 0:
+                    break
+        stream.cancel()
+
+    async def run() -> None:
+        async with AsyncClient(crowd.stack.grpc) as client:
+            wanted = await ids_of(client, f"{prefix}3", max_tokens=8, ignore_eos=True, temperature=0)
+            for _ in range(4):
+                await asyncio.gather(*(leave(client, number) for number in range(24)))
+                assert await ids_of(client, f"{prefix}3", max_tokens=8, ignore_eos=True, temperature=0) == wanted
+
+    asyncio.run(run())
+    eventually(lambda: crowd.stack.replicas()[0].num_used_blocks == 0, 10, "all blocks are free")
+
+
+def test_f34_a_prompt_that_fills_the_pool_and_small_ones_both_get_through(crowd: Asker) -> None:
+    async def run() -> None:
+        async with AsyncClient(crowd.stack.grpc) as client:
+            steady = [ids_of(client, f"steady {i}", max_tokens=120, ignore_eos=True) for i in range(4)]
+            big = ids_of(client, "x" * 450, max_tokens=4, ignore_eos=True)
+            small = [ids_of(client, f"small {i}", max_tokens=4, ignore_eos=True) for i in range(20)]
+            found = await asyncio.wait_for(asyncio.gather(big, *steady, *small), 60)
+            assert [len(ids[0]) for ids in found] == [4, *[120] * 4, *[4] * 20]
+
+    asyncio.run(run())
