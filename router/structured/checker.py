@@ -47,6 +47,11 @@ class GrammarChecker:
         self._num_bytes = 0
 
     @property
+    def processes(self) -> tuple[_Process, ...]:
+        """Those that check."""
+        return tuple(self._live)
+
+    @property
     def num_remembered(self) -> int:
         """Grammars that need not be compiled again."""
         return len(self._verdicts)
@@ -95,6 +100,9 @@ class GrammarChecker:
         except TimeoutError:
             raise Exhausted("checks of grammars are backed up", self._timeout_s) from None
         try:
+            if process is not None and process.has_ended:  # from outside: no grammar is to blame
+                self._live.discard(process)
+                process = None
             if process is None:
                 process = await _Process.start()
                 self._live.add(process)
@@ -153,6 +161,10 @@ class _Process:
             self._process.kill()
         assert self._process.stdin is not None
         self._process.stdin.close()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def has_ended(self) -> bool:

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 
 import pytest
 
@@ -87,6 +89,19 @@ async def test_f66_one_that_crashes_its_process_is_refused_and_others_go_on() ->
         assert "takes more time, memory or nesting" in await bad
         for text in ("b", "c", "d"):
             await checker.check(regex("f", text))
+    finally:
+        await checker.close()
+
+
+@in_loop
+async def test_a_process_that_was_killed_meanwhile_is_no_grammars_fault() -> None:
+    checker = GrammarChecker()
+    try:
+        for text in ("a", "b"):  # one after another: by the same process
+            await checker.check(regex("f", text))
+            for process in checker.processes:
+                os.kill(process.pid, signal.SIGKILL)
+                await process.wait()
     finally:
         await checker.close()
 
