@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 
+import torch
+
 from kernels.api import Backend, KVCache, KVCacheSpec
 from octavo.machine import MachineFacts, collect_machine
 from octavo.memory import ModelShape
@@ -61,7 +63,12 @@ def allocate_card_cache(
     if num_blocks < memory.pool.num_blocks:
         memory = memory.with_blocks(num_blocks, f"the least that fits on one of {ranks.group.size} ranks")
     _LOG.info("%s", memory_table(memory, shape, dtype, config))
-    return card.backend.allocate_kv_cache(replace(spec, num_blocks=num_blocks))
+    try:
+        return card.backend.allocate_kv_cache(replace(spec, num_blocks=num_blocks))
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise StartError(
+            f"{error}; somebody else took memory of the card meanwhile: lower --gpu-memory-utilization, or start again"
+        ) from error
 
 
 def allocate_host_cache(config: WorkerConfig, backend: Backend, cache: KVCache, ranks: Membership) -> KVCache | None:

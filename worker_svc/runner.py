@@ -70,6 +70,10 @@ class StepInFlight:
         """Whether `result` would not wait."""
         return self.outcome is not None or self._mark.is_reached()
 
+    def wait(self) -> None:
+        """Until it is computed."""
+        self._mark.wait()
+
     def result(self) -> StepOutcome:
         """Waits for it. Raises PlanError where the kernels found that the plan disagrees with the rows."""
         self._runner.settle_through(self)
@@ -77,7 +81,8 @@ class StepInFlight:
         return self.outcome
 
     def settle(self, settler: Settler) -> None:
-        """For the runner, in the order of launches."""
+        """For the runner, in the order of launches. The step's uploads are over with it, also where nothing sampled."""
+        self.wait()
         outcome = settler.settle(self.launched)
         self.outcome = outcome if self._aside is None else replace(outcome, copy_ns=self._aside.wait_ns())
 
@@ -118,8 +123,10 @@ class Runner:
 
     def reset(self) -> None:
         """Forgets every row and expects step 1 next. What the blocks hold is garbage from here on."""
-        self._rows.reset()
+        if self._unsettled:
+            self._unsettled[-1].wait()  # the memory of its uploads is about to be used again
         self._unsettled.clear()
+        self._rows.reset()
         self._last_step = 0
 
     def run(self, plan: worker_pb2.StepPlan) -> StepOutcome:

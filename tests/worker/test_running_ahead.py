@@ -87,6 +87,18 @@ def test_a_step_begins_with_tokens_that_only_the_device_knows(
     assert device.events.count("replay 1") == (2 if graph_rows else 0)
 
 
+def test_no_step_is_settled_before_it_is_computed(tiny_directory: Path, device: EagerDevice) -> None:
+    """Not even one that samples nothing: its uploads may still be read."""
+    runner = ahead_runner(tiny_directory, device)
+    flights = [runner.launch(plan(1, [(0, 0, 1)], admissions=[admission()]))]
+    flights += [runner.launch(plan(step, [(0, step - 1, 1)])) for step in (2, 3)]
+    assert device.num_reached == 1
+    assert [flight.is_done() for flight in flights] == [True, False, False]
+    runner.reset()
+    assert device.num_reached == 3
+    assert runner.run(plan(1, [(0, 0, 3)], admissions=[admission()])).sampled != ()
+
+
 def test_a_row_that_ended_meanwhile_has_sampled_for_nothing(tiny_directory: Path, device: EagerDevice) -> None:
     runner = ahead_runner(tiny_directory, device)
     first = runner.run(plan(1, [(0, 0, 3)], admissions=[admission()])).sampled[0].token_ids.tolist()
