@@ -177,7 +177,8 @@ def test_nothing_is_compiled_for_another_batch() -> None:
 
     with dry_run(90) as compiled:
         step((1, 5), 100)
-    assert len(compiled) >= 9
+    # Kernels of other sizes than any other test's; what those share with them may be there already.
+    assert {"_rope_write_kv", "_decode_partitions", "_prefill"} <= {kernel.metadata.name for kernel in compiled}
     with dry_run(90) as compiled:
         for counts in ((1,), (1, 1), (16,), (7, 1, 1), (1,) * 16, (1,) * 17, (32, 1)):
             for context in (32, 33, 256, 300):
