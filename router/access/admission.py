@@ -87,9 +87,10 @@ class Admission:
             if asked == 0:
                 options = replace(options, priority=min(max(0, allowed.best), allowed.worst))
             elif not allowed.best <= asked <= allowed.worst:
+                whose = " for this API key" if caller.key_id else ""
                 raise InvalidRequest(
                     "priority",
-                    f"priority must be in [{allowed.best}, {allowed.worst}] for this API key, got {show_value(asked)}",
+                    f"priority must be in [{allowed.best}, {allowed.worst}]{whose}, got {show_value(asked)}",
                 )
         times = [time_s for time_s in (options.deadline_s, self._options.request_timeout) if time_s is not None]
         return replace(options, tenant=caller.tenant, deadline_s=min(times, default=None))

@@ -193,3 +193,11 @@ async def test_a_body_too_big_to_be_heard_out_is_refused_at_once(model_dir: Path
     async with stack(model_dir, max_message_bytes=2**16) as made:
         status, _, _ = await exchange(made, head("/v1/completions", "content-length: 99000000000"), 0)
         assert status == 413
+
+
+@in_loop
+async def test_a_priority_that_is_none_is_no_keys_fault_where_there_are_no_keys(model_dir: Path) -> None:
+    async with stack(model_dir) as made:
+        answer = await made.http.post("/v1/completions", json={"prompt": "a", "priority": 2**40})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "priority")
+        assert "key" not in answer.json()["error"]["message"]
