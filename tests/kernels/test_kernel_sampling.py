@@ -111,7 +111,7 @@ def test_rows_with_nan_or_infinity_are_reported_and_harm_no_other(backend: Backe
 
 def test_samples_follow_the_softmax(backend: Backend) -> None:
     logits = torch.tensor([1.0, 0.5, 0.0, -0.5, 2.0, -1.0, 0.25, 1.5])
-    draws = 1500
+    draws = 200 if backend.info.name == "triton" else 1500  # the interpreter takes its time
     by_position = [RowParameters(1.0, position=i) for i in range(draws)]
     by_seed = [RowParameters(0.6, top_k=5, seed=i) for i in range(draws)]
     for rows in (by_position, by_seed):
