@@ -118,7 +118,7 @@ async def test_refusals_name_the_field(model_dir: Path) -> None:
 
 
 @in_loop
-async def test_bytes_that_are_no_message_are_the_clients_mistake(
+async def test_f32_bytes_that_are_no_message_are_the_clients_mistake(
     model_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with stack(model_dir) as made:
@@ -187,7 +187,7 @@ async def test_queue_positions_are_events_where_asked_for(model_dir: Path) -> No
 
 
 @in_loop
-async def test_health_follows_readiness(model_dir: Path) -> None:
+async def test_f44_health_follows_readiness(model_dir: Path) -> None:
     serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
     async with stack(model_dir) as made:
         health: Any = health_pb2_grpc.HealthStub(made.channel)
@@ -228,7 +228,7 @@ async def test_models(model_dir: Path) -> None:
 
 
 @in_loop
-async def test_frequent_pings_during_silence_are_no_offence(model_dir: Path) -> None:
+async def test_f48_frequent_pings_during_silence_are_no_offence(model_dir: Path) -> None:
     """HTTP/2 by hand, for client libraries space pings out: all are answered, none is answered by GOAWAY."""
     settings, ping, goaway = 4, 6, 7
     async with stack(model_dir) as made:
