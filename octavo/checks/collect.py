@@ -77,13 +77,14 @@ def card_facts(model: ModelRequest) -> CardFacts:
 def collect(ports: Iterable[PortRequest], model: ModelRequest | None) -> Facts:
     """Everything the checks look at. May fetch a model that is named by its hub name or the default's."""
     machine = collect_machine()
+    cards = None if model is None else card_facts(model)
     return Facts(
         machine=machine,
         packages=package_facts(),
         kernels=kernel_facts(),
         ports=tuple(port_facts(port) for port in ports),
-        model=None if model is None else model_facts(model, machine),
-        cards=None if model is None else card_facts(model),
+        model=None if model is None else model_facts(model, machine, on_gpu=cards is not None and cards.on_gpu),
+        cards=cards,
     )
 
 
@@ -143,7 +144,7 @@ def port_facts(request: PortRequest) -> PortFacts:
     return PortFacts(request.flag, request.host, request.port, in_use, owner, error)
 
 
-def model_facts(request: ModelRequest, machine: MachineFacts) -> ModelFacts:
+def model_facts(request: ModelRequest, machine: MachineFacts, *, on_gpu: bool = False) -> ModelFacts:
     """Find the model, look at its files' headers, and predict what serving it will take."""
     from octavo.sources import SourceError, inspect_files, resolve
 
@@ -162,7 +163,9 @@ def model_facts(request: ModelRequest, machine: MachineFacts) -> ModelFacts:
     except (KeyError, TypeError, ValueError) as error:
         return _unread(request, directory, None, (f"{config_path}: not a model that can be served: {_said(error)}",))
     stored = None if source.is_gguf else config.get("dtype") or config.get("torch_dtype") or "float32"
-    dtype = resolve_dtype(request.dtype, stored if stored in DTYPE_BYTES else None, machine.cpu_flags)
+    dtype = resolve_dtype(
+        request.dtype, stored if stored in DTYPE_BYTES else None, None if on_gpu else machine.cpu_flags
+    )
     return _read(request, directory, shape, dtype, machine)
 
 
