@@ -19,7 +19,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 from kernels.api import Backend, KVCache, KVCacheSpec
-from kernels.select import open_backend
 from octavo.internal.v1 import types_pb2, worker_pb2
 from octavo.machine import collect_machine, usable_cpus
 from octavo.memory import ModelShape, dtype_reason, resolve_dtype
@@ -31,9 +30,9 @@ from octavo.sources import ModelSource, end_token_ids, resolve, tokenizer_hash, 
 from worker_svc.caches import CardSteps, allocate_cache, allocate_card_cache, allocate_host_cache
 from worker_svc.config import WorkerConfig
 from worker_svc.decode_graphs import graph_sizes
-from worker_svc.device.choice import choose_device, open_device
-from worker_svc.device.memory import CudaMeter
+from worker_svc.device.memory import Meter
 from worker_svc.device.probes import probe_all_reduce, prove_kernels
+from worker_svc.device.workplace import OpenWorkplace, open_workplace
 from worker_svc.fingerprint import model_fingerprint, numerics_fingerprint
 from worker_svc.grammar import GrammarCompiler, load_grammar_vocabulary
 from worker_svc.kv_cache import model_shape, resolve_max_model_len
@@ -86,20 +85,20 @@ class _Vocabulary:
     probe_token_ids: tuple[int, ...]
 
 
-def load(config: WorkerConfig, phases: Phases, ranks: Membership = ALONE) -> LoadedWorker:
-    """Runs the phases, on every rank of the replica alike.
+def load(
+    config: WorkerConfig, phases: Phases, ranks: Membership = ALONE, open_place: OpenWorkplace = open_workplace
+) -> LoadedWorker:
+    """Runs the phases, on every rank of the replica alike, at the place that is opened for it.
 
     Raises StartError, SourceError or MemoryError with a cause that the operator can mend.
     """
-    torch_device = choose_device(config.device, ranks.local_rank)
+    num_cpus = max(1, usable_cpus() // ranks.num_local_ranks)
+    place = open_place(config, ranks.local_rank, num_cpus)
+    device, torch_device, backend, meter = place.device, place.torch_device, place.backend, place.meter
     with phases.phase("model"):
-        model = _find_model(config, ranks, torch_device)
+        model = _find_model(config, ranks, is_on_cpu=meter is None)
     with phases.phase("tokenizer"):
         vocabulary = _read_vocabulary(model)
-    num_cpus = max(1, usable_cpus() // ranks.num_local_ranks)
-    device = open_device(torch_device, config)
-    meter = None if torch_device.type == "cpu" else CudaMeter(torch_device)
-    backend = _open_backend(config, num_cpus, torch_device)
     threads = watched_threads(config.num_threads, num_cpus, _setter(backend)) if meter is None else None
     spec = _cache_spec(config, model, backend, torch_device)
     if meter is not None:
@@ -159,7 +158,7 @@ def _limits(config: WorkerConfig, model: _Model, vocabulary: _Vocabulary, num_bl
 
 
 def _measure_steps(
-    meter: CudaMeter, make_parts: Callable[[KVCacheSpec], RunnerParts], spec: KVCacheSpec, limits: RunnerLimits
+    meter: Meter, make_parts: Callable[[KVCacheSpec], RunnerParts], spec: KVCacheSpec, limits: RunnerLimits
 ) -> StepMemory:
     try:
         return measure_steps(meter, make_parts, spec, limits)
@@ -169,15 +168,6 @@ def _measure_steps(
             "--max-num-batched-tokens or --max-num-seqs, free memory of the card, or divide the model with "
             "--tensor-parallel-size"
         ) from error
-
-
-def _open_backend(config: WorkerConfig, num_cpus: int, device: torch.device) -> Backend:
-    if device.type == "cuda" and config.kernels not in ("auto", "triton"):
-        raise StartError(f"--kernels {config.kernels}: they compute on the CPU; give --device cpu, or leave them out")
-    try:
-        return open_backend(config.kernels, config.num_threads or num_cpus, device, config.batch_invariant)
-    except RuntimeError as error:
-        raise StartError(f"--kernels {config.kernels}: {error}") from error
 
 
 def _setter(backend: Backend) -> Callable[[int], None]:
@@ -190,7 +180,7 @@ def _setter(backend: Backend) -> Callable[[int], None]:
     return set_num_threads
 
 
-def _find_model(config: WorkerConfig, ranks: Membership, device: torch.device) -> _Model:
+def _find_model(config: WorkerConfig, ranks: Membership, *, is_on_cpu: bool) -> _Model:
     source = resolve(config.model)
     path = source.directory / "config.json"
     try:
@@ -200,7 +190,7 @@ def _find_model(config: WorkerConfig, ranks: Membership, device: torch.device) -
         raise StartError(f"{path} cannot be read: {error}") from error
     except ModelConfigError as error:
         raise StartError(f"{path.parent}: {error}") from error
-    cpu_flags = collect_machine().cpu_flags if device.type == "cpu" else None
+    cpu_flags = collect_machine().cpu_flags if is_on_cpu else None
     stored = None if source.is_gguf else fields.get("dtype") or fields.get("torch_dtype") or "float32"
     dtype = resolve_dtype(config.dtype, stored, cpu_flags)
     if dtype not in _DTYPES:

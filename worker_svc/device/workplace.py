@@ -1,0 +1,49 @@
+"""Everything that a rank finds out about where it computes, opened in the thread that will.
+
+Knows devices, kernels and options; no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from kernels.api import Backend
+from kernels.select import open_backend
+from octavo.process import StartError
+from worker_svc.config import WorkerConfig
+from worker_svc.device.api import Device
+from worker_svc.device.choice import choose_device, open_device
+from worker_svc.device.memory import CudaMeter, Meter
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """A rank's device and kernels. `meter` measures a card; None on the CPU, whose memory the system tells."""
+
+    device: Device
+    backend: Backend
+    meter: Meter | None
+
+    @property
+    def torch_device(self) -> torch.device:
+        return self.device.torch_device
+
+
+OpenWorkplace = Callable[[WorkerConfig, int, int], Workplace]
+
+
+def open_workplace(config: WorkerConfig, local_rank: int, num_cpus: int) -> Workplace:
+    """For the rank of that number on its machine, which may use so many CPUs. Raises StartError with the cause."""
+    torch_device = choose_device(config.device, local_rank)
+    if torch_device.type == "cuda" and config.kernels not in ("auto", "triton"):
+        raise StartError(f"--kernels {config.kernels}: they compute on the CPU; give --device cpu, or leave them out")
+    device = open_device(torch_device, config)
+    meter = None if torch_device.type == "cpu" else CudaMeter(torch_device)
+    try:
+        backend = open_backend(config.kernels, config.num_threads or num_cpus, torch_device, config.batch_invariant)
+    except (RuntimeError, ValueError) as error:
+        raise StartError(f"--kernels {config.kernels}: {error}") from error
+    return Workplace(device, backend, meter)
