@@ -17,8 +17,8 @@ constexpr int score_tiles(int rows) { return rows == 1 ? 8 : 4; }
 constexpr int value_vectors(int) { return 4; }
 #elif defined(__AVX2__)
 constexpr int kMaxTileRows = 6;
-constexpr int score_tiles(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
-constexpr int value_vectors(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
+constexpr int score_tiles(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
+constexpr int value_vectors(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
 #else
 constexpr int kMaxTileRows = 2;
 constexpr int score_tiles(int) { return 1; }

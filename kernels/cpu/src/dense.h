@@ -4,7 +4,7 @@
 #include "vmath.h"
 
 // Elements below which a second thread costs more than it brings.
-constexpr int64_t kMinParallelElements = 32768;
+constexpr int64_t kMinParallelElements = 8192;
 
 // The types of a norm's tensors: TYPE for all of them where it is one of DType, else each as its arguments say.
 template <int TYPE>

@@ -9,19 +9,20 @@
 // as registers hold.
 #if defined(__AVX512F__)
 constexpr int kMaxLinearRows = 12;
+constexpr int kMinLinearRows = 6;
 constexpr int tile_halves(int) { return 2; }
 constexpr int tile_panels(int rows) { return rows <= 2 ? 4 : rows <= 4 ? 2 : 1; }
 #elif defined(__AVX2__)
 constexpr int kMaxLinearRows = 6;
+constexpr int kMinLinearRows = 3;
 constexpr int tile_halves(int rows) { return rows <= 3 ? 2 : 1; }
 constexpr int tile_panels(int) { return 1; }
 #else
 constexpr int kMaxLinearRows = 2;
+constexpr int kMinLinearRows = 1;
 constexpr int tile_halves(int) { return 1; }
 constexpr int tile_panels(int) { return 1; }
 #endif
-// How far ahead of its place in a panel a tile asks for memory: the processor's own guesses come late at each panel.
-constexpr int64_t kAheadBytes = 4096;
 // Rows of a task are read once for each panel: so many bytes of them should stay in a second-level cache.
 constexpr int64_t kMaxTaskBytes = 256 * 1024;
 constexpr int64_t kMinTaskRows = 24;
@@ -40,9 +41,19 @@ static __attribute__((noinline)) void finish_columns(const octavo::LinearArgs& a
     }
 }
 
+// To which cache memory is asked for, as __builtin_prefetch says it.
+constexpr int kSecondLevel = 2;
+
+// The memory that tiles ask for while they compute: `step_bytes` at each depth.
+struct Ahead {
+    const char* at;
+    int64_t step_bytes;
+};
+
 // Rows [row, row + ROWS) of x against PANELS panels, of which HALVES halves from `half`.
 template <class Panel, int ROWS, int PANELS, int HALVES>
-static void linear_tile(const octavo::LinearArgs& a, const float* x, int64_t row, int64_t panel, int half) {
+static void linear_tile(const octavo::LinearArgs& a, const float* x, int64_t row, int64_t panel, int half,
+                        Ahead& ahead) {
     using Element = typename Panel::Element;
     const int64_t panel_items = a.depth * kPanelColumns;
     const Element* weights = static_cast<const Element*>(a.panels) + panel * panel_items + half * kLanes;
@@ -54,10 +65,11 @@ static void linear_tile(const octavo::LinearArgs& a, const float* x, int64_t row
 #pragma GCC unroll 8
         for (int i = 0; i < PANELS * HALVES; i++) sums[r][i] = zero();
     }
-    for (int64_t k = 0; k < a.depth; k++, weights += kPanelColumns) {
+    const char* ahead_at = ahead.at;
+    for (int64_t k = 0; k < a.depth; k++, weights += kPanelColumns, ahead_at += ahead.step_bytes) {
 #pragma GCC unroll 8
         for (int p = 0; p < PANELS; p++)
-            __builtin_prefetch(reinterpret_cast<const char*>(weights + p * panel_items) + kAheadBytes);
+            __builtin_prefetch(ahead_at + p * panel_items * sizeof(Element), 0, kSecondLevel);
 #pragma GCC unroll 8
         for (int i = 0; i < PANELS * HALVES; i++) {
             F16 w = Panel::weights(weights + i / HALVES * panel_items + i % HALVES * kLanes);
@@ -67,6 +79,7 @@ static void linear_tile(const octavo::LinearArgs& a, const float* x, int64_t row
             if (ROWS > 1) forget_loads();
         }
     }
+    ahead.at = ahead_at;
     alignas(64) float done[PANELS * HALVES * ROWS * kLanes];
 #pragma GCC unroll 8
     for (int i = 0; i < PANELS * HALVES; i++)
@@ -77,35 +90,57 @@ static void linear_tile(const octavo::LinearArgs& a, const float* x, int64_t row
                        (panel + i / HALVES) * kPanelColumns + (half + i % HALVES) * kLanes);
 }
 
-template <class Panel, int ROWS, int PANELS>
-INLINE void linear_panels(const octavo::LinearArgs& a, const float* x, int64_t row, int64_t panel) {
-    constexpr int kTileHalves = tile_halves(ROWS);
-    for (int half = 0; half < kHalves; half += kTileHalves)
-        linear_tile<Panel, ROWS, PANELS, kTileHalves>(a, x, row, panel, half);
-}
-
-// `rows` rows against panels [begin, end).
+// `rows` rows against `panels` panels, a number that `tile_panels` gives, or one.
 template <class Panel, int ROWS = kMaxLinearRows>
-INLINE void linear_rows(const octavo::LinearArgs& a, const float* x, int64_t row, int rows, int64_t begin, int64_t end) {
+INLINE void linear_rows(const octavo::LinearArgs& a, const float* x, int64_t row, int rows, int64_t panel, int panels,
+                        Ahead& ahead) {
     if (rows == ROWS) {
-        constexpr int kPanels = tile_panels(ROWS);
-        for (; begin + kPanels <= end; begin += kPanels) linear_panels<Panel, ROWS, kPanels>(a, x, row, begin);
-        for (; begin < end; begin++) linear_panels<Panel, ROWS, 1>(a, x, row, begin);
+        constexpr int kTileHalves = tile_halves(ROWS);
+        for (int half = 0; half < kHalves; half += kTileHalves) {
+            if (panels == tile_panels(ROWS))
+                linear_tile<Panel, ROWS, tile_panels(ROWS), kTileHalves>(a, x, row, panel, half, ahead);
+            else
+                linear_tile<Panel, ROWS, 1, kTileHalves>(a, x, row, panel, half, ahead);
+        }
         return;
     }
-    if constexpr (ROWS > 1) linear_rows<Panel, ROWS - 1>(a, x, row, rows, begin, end);
+    if constexpr (ROWS > 1) linear_rows<Panel, ROWS - 1>(a, x, row, rows, panel, panels, ahead);
 }
 
-// Rows [row, limit) against panels [begin, end): each panel meets all rows while it is in the cache.
+// Rows of the next tile, `left` being left. One of few rows has too few chains to hide an FMA's latency.
+INLINE int tile_rows(int64_t left) {
+    if (left <= kMaxLinearRows) return static_cast<int>(left);
+    return left < kMaxLinearRows + kMinLinearRows ? static_cast<int>(left - kMinLinearRows) : kMaxLinearRows;
+}
+
+// Calls visit(row, rows) for the tiles of rows [row, limit).
+template <class Visit>
+INLINE void each_tile(int64_t row, int64_t limit, const Visit& visit) {
+    while (row < limit) {
+        int rows = tile_rows(limit - row);
+        visit(row, rows);
+        row += rows;
+    }
+}
+
+// Rows [row, limit) against panels [begin, end): each panel meets all rows while it is in the second-level cache. Each
+// tile asks for a part of what comes next, so that none waits; into that cache alone, for the first is full of this
+// panel. Behind the last panel lies, as a rule, the matrix that is used next.
 template <class Panel>
 static void linear_task(const octavo::LinearArgs& a, const float* x, int64_t row, int64_t limit, int64_t begin,
                         int64_t end) {
-    if (limit - row <= kMaxLinearRows) return linear_rows<Panel>(a, x, row, static_cast<int>(limit - row), begin, end);
-    for (int64_t panel = begin; panel < end; panel++)
-        for (int64_t r = row; r < limit; r += kMaxLinearRows) {
-            int rows = static_cast<int>(limit - r < kMaxLinearRows ? limit - r : kMaxLinearRows);
-            linear_rows<Panel>(a, x, r, rows, panel, panel + 1);
-        }
+    constexpr int64_t kStepBytes = kPanelColumns * sizeof(typename Panel::Element);
+    auto weights = static_cast<const char*>(a.panels);
+    const int first_rows = tile_rows(limit - row), most_panels = first_rows == limit - row ? tile_panels(first_rows) : 1;
+    int64_t num_tiles = 0;
+    each_tile(row, limit, [&](int64_t, int rows) { num_tiles += kHalves / tile_halves(rows); });
+    for (int64_t panel = begin; panel < end;) {
+        const int panels = panel + most_panels <= end ? most_panels : 1;
+        Ahead ahead = {weights + (panel + panels) * a.depth * kStepBytes, (kStepBytes + num_tiles - 1) / num_tiles};
+        each_tile(row, limit,
+                  [&](int64_t r, int rows) INLINE_BODY { linear_rows<Panel>(a, x, r, rows, panel, panels, ahead); });
+        panel += panels;
+    }
 }
 
 INLINE int64_t max_task_rows(int64_t depth) {

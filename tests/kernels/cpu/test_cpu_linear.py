@@ -11,7 +11,7 @@ from kernels.cpu.extension import runnable_variants
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 # Fewer and more rows than a tile, than a task, and tiles that do not divide them.
-ROW_COUNTS = (1, 2, 3, 4, 5, 7, 8, 31, 32, 64, 129)
+ROW_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 13, 31, 32, 64, 129)
 # One panel and a part of one; depths that no vector divides; tasks whose rows a cache does not hold.
 SHAPES = ((32, 40), (77, 129), (100, 2600))
 
