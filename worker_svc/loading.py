@@ -1,44 +1,36 @@
 """From a config to a worker that can produce tokens: the phases of the start after the imports, in order.
 
-model -> tokenizer -> weights -> kv -> warm-up. Each phase is a function of what the earlier ones found. Knows files and
-memory; must not know whom the worker serves.
+model -> tokenizer -> device (on a GPU) -> weights -> kv -> warm-up. Each phase is a function of what the earlier ones
+found. Knows memory; must not know whom the worker serves.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
 from tqdm import tqdm
 
 from kernels.api import Backend, KVCache, KVCacheSpec
 from octavo.internal.v1 import types_pb2, worker_pb2
-from octavo.machine import collect_machine, usable_cpus
-from octavo.memory import ModelShape, dtype_reason, resolve_dtype
-from octavo.model_families import ModelConfigError
+from octavo.machine import usable_cpus
 from octavo.phases import Phases
 from octavo.process import StartError
-from octavo.sharding import ShardingError
-from octavo.sources import ModelSource, end_token_ids, resolve, tokenizer_hash, vocabulary_facts
 from worker_svc.caches import CardSteps, allocate_cache, allocate_card_cache, allocate_host_cache
 from worker_svc.config import WorkerConfig
 from worker_svc.decode_graphs import graph_sizes
 from worker_svc.device.memory import Meter
 from worker_svc.device.probes import probe_all_reduce, prove_kernels
 from worker_svc.device.workplace import OpenWorkplace, open_workplace
-from worker_svc.fingerprint import model_fingerprint, numerics_fingerprint
+from worker_svc.fingerprint import numerics_fingerprint
 from worker_svc.grammar import GrammarCompiler, load_grammar_vocabulary
-from worker_svc.kv_cache import model_shape, resolve_max_model_len
 from worker_svc.model.decoder import Decoder, build_decoder
-from worker_svc.model.families import parse_config
-from worker_svc.model.sharding import ModelShard, shard_model
+from worker_svc.model_files import DTYPES, FoundModel, Vocabulary, find_model, fingerprint_of, read_vocabulary
 from worker_svc.parallel.agreement import require_equal
 from worker_svc.parallel.group import ALONE, Membership, TPGroup
 from worker_svc.process_memory import return_freed_memory
@@ -46,13 +38,11 @@ from worker_svc.profiling import StepMemory, measure_steps
 from worker_svc.rows import RowLimits
 from worker_svc.runner import Runner, RunnerLimits, RunnerParts
 from worker_svc.threads import StepThreads, watched_threads
-from worker_svc.warm_up import PROBE_TEXT, warm_up
+from worker_svc.warm_up import warm_up
 from worker_svc.weights import Checkpoint, WeightsError, load_weights, open_checkpoint
 from worker_svc.weights.kv_scales import read_kv_scales
 
 _LOG = logging.getLogger(__name__)
-
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 @dataclass(frozen=True)
@@ -63,26 +53,6 @@ class LoadedWorker:
     hello: worker_pb2.Hello
     # None: their number is fixed.
     threads: StepThreads | None
-
-
-@dataclass(frozen=True)
-class _Model:
-    """What the model phase found: files, architecture, this rank's part and its shape, precision."""
-
-    source: ModelSource
-    shard: ModelShard
-    shape: ModelShape
-    dtype: str
-
-
-@dataclass(frozen=True)
-class _Vocabulary:
-    """What the tokenizer phase found; `size` counts the ids that may be sampled."""
-
-    size: int
-    end_token_ids: tuple[int, ...]
-    tokenizer_hash: str
-    probe_token_ids: tuple[int, ...]
 
 
 def load(
@@ -96,14 +66,14 @@ def load(
     place = open_place(config, ranks.local_rank, num_cpus)
     device, torch_device, backend, meter = place.device, place.torch_device, place.backend, place.meter
     with phases.phase("model"):
-        model = _find_model(config, ranks, is_on_cpu=meter is None)
+        model = find_model(config, ranks, is_on_cpu=meter is None)
     with phases.phase("tokenizer"):
-        vocabulary = _read_vocabulary(model)
+        vocabulary = read_vocabulary(model)
     threads = watched_threads(config.num_threads, num_cpus, _setter(backend)) if meter is None else None
     spec = _cache_spec(config, model, backend, torch_device)
     if meter is not None:
         with phases.phase("device"):
-            dtype = _DTYPES[model.dtype]
+            dtype = DTYPES[model.dtype]
             prove_kernels(backend, spec, model.shard.config.num_heads, dtype, torch_device)
             if ranks.group.size > 1:
                 probe_all_reduce(ranks.group, device)
@@ -138,13 +108,13 @@ def load(
     return LoadedWorker(runner, hello, threads)
 
 
-def _open_grammars(model: _Model, vocabulary: _Vocabulary) -> GrammarCompiler:
+def _open_grammars(model: FoundModel, vocabulary: Vocabulary) -> GrammarCompiler:
     """It reads the vocabulary beside the warm-up."""
     directory, size, end_ids = model.source.directory, vocabulary.size, vocabulary.end_token_ids
     return GrammarCompiler(lambda: load_grammar_vocabulary(directory, size, end_ids), end_ids)
 
 
-def _limits(config: WorkerConfig, model: _Model, vocabulary: _Vocabulary, num_blocks: int) -> RunnerLimits:
+def _limits(config: WorkerConfig, model: FoundModel, vocabulary: Vocabulary, num_blocks: int) -> RunnerLimits:
     return RunnerLimits(
         RowLimits(
             num_slots=config.max_num_seqs,
@@ -180,73 +150,16 @@ def _setter(backend: Backend) -> Callable[[int], None]:
     return set_num_threads
 
 
-def _find_model(config: WorkerConfig, ranks: Membership, *, is_on_cpu: bool) -> _Model:
-    source = resolve(config.model)
-    path = source.directory / "config.json"
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-        parsed = parse_config(fields)
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise StartError(f"{path} cannot be read: {error}") from error
-    except ModelConfigError as error:
-        raise StartError(f"{path.parent}: {error}") from error
-    cpu_flags = collect_machine().cpu_flags if is_on_cpu else None
-    stored = None if source.is_gguf else fields.get("dtype") or fields.get("torch_dtype") or "float32"
-    dtype = resolve_dtype(config.dtype, stored, cpu_flags)
-    if dtype not in _DTYPES:
-        raise StartError(
-            f"{path}: dtype {dtype} is not one that the worker computes in; choose --dtype from {', '.join(_DTYPES)}"
-        )
-    shape = model_shape(parsed, resolve_max_model_len(config, parsed))
-    _LOG.info(
-        "model %s: %s, %d layers, %.0f M parameters",
-        source.name,
-        parsed.architecture,
-        parsed.num_layers,
-        shape.num_parameters / 1e6,
-    )
-    _LOG.info("option --dtype is %s: %s", dtype, dtype_reason(config.dtype, stored, cpu_flags))
-    limit = "the model's own limit" if config.max_model_len is None else "as given"
-    _LOG.info("option --max-model-len is %d: %s", shape.max_model_len, limit)
-    rank, num_ranks = ranks.group.rank, ranks.group.size
-    try:
-        return _Model(source, shard_model(parsed, rank, num_ranks), shape.part(rank, num_ranks), dtype)
-    except ShardingError as error:
-        raise StartError(f"--tensor-parallel-size {num_ranks}: {error}") from error
-
-
-def _read_vocabulary(model: _Model) -> _Vocabulary:
-    """Raises StartError when the tokenizer knows ids for which the embedding has no row."""
-    directory, num_rows = model.source.directory, model.shard.whole.num_embedding_rows
-    facts = vocabulary_facts(directory)
-    if facts.highest_token_id >= num_rows:
-        raise StartError(
-            f"{directory / 'tokenizer.json'} has token id {facts.highest_token_id}, the embedding has {num_rows} rows "
-            "(vocab_size): the tokenizer does not belong to these weights; use the model's own"
-        )
-    size = facts.highest_token_id + 1
-    ends = sorted(end_token_ids(directory))
-    if beyond := [token_id for token_id in ends if token_id >= size]:
-        _LOG.warning("end ids %s are not in the tokenizer's vocabulary of %d and are never sampled", beyond, size)
-    probe = Tokenizer.from_file(str(directory / "tokenizer.json")).encode(PROBE_TEXT).ids
-    return _Vocabulary(
-        size=size,
-        end_token_ids=tuple(token_id for token_id in ends if token_id < size),
-        tokenizer_hash=tokenizer_hash(directory),
-        probe_token_ids=tuple(probe),
-    )
-
-
 def _load_decoder(
-    model: _Model, backend: Backend, group: TPGroup, advance: Callable[[int], None], place: torch.device
+    model: FoundModel, backend: Backend, group: TPGroup, advance: Callable[[int], None], place: torch.device
 ) -> tuple[Decoder, str]:
     """The decoder with its weights, and the model's fingerprint."""
-    dtype = _DTYPES[model.dtype]
+    dtype = DTYPES[model.dtype]
     try:
         checkpoint = open_checkpoint(model.source, dtype)
         try:
             packed = _pack_decoder(model, backend, group, checkpoint, advance, place)
-            return packed, _fingerprint(model, checkpoint)
+            return packed, fingerprint_of(model, checkpoint)
         finally:
             checkpoint.close()
     except WeightsError as error:
@@ -254,7 +167,7 @@ def _load_decoder(
 
 
 def _pack_decoder(
-    model: _Model,
+    model: FoundModel,
     backend: Backend,
     group: TPGroup,
     checkpoint: Checkpoint,
@@ -275,7 +188,7 @@ def _pack_decoder(
                 bar.update(1)
                 advance(num_halves // 2)
 
-        loaded = load_weights(expected, checkpoint, _DTYPES[model.dtype], lambda *_: count_half())
+        loaded = load_weights(expected, checkpoint, DTYPES[model.dtype], lambda *_: count_half())
 
         def take(name: str) -> Tensor:
             count_half()
@@ -284,15 +197,10 @@ def _pack_decoder(
         return build_decoder(model.shard, group, take, backend, model.shape.max_model_len, place)
 
 
-def _fingerprint(model: _Model, checkpoint: Checkpoint) -> str:
-    served_length = model.shape.max_model_len if model.shard.whole.depends_on_length else None
-    return model_fingerprint(model.source, {spec.file for spec in checkpoint.specs().values()}, served_length)
-
-
-def _cache_spec(config: WorkerConfig, model: _Model, backend: Backend, place: torch.device) -> KVCacheSpec:
+def _cache_spec(config: WorkerConfig, model: FoundModel, backend: Backend, place: torch.device) -> KVCacheSpec:
     """The rank's cache, but for its size. Raises StartError for a precision that kernels or card cannot hold."""
     own = model.shard.config
-    plain = KVCacheSpec(own.num_layers, 0, config.block_size, own.num_kv_heads, own.head_dim, _DTYPES[model.dtype])
+    plain = KVCacheSpec(own.num_layers, 0, config.block_size, own.num_kv_heads, own.head_dim, DTYPES[model.dtype])
     if config.kv_cache_dtype == "auto":
         return plain
     if backend.info.name == "cpu":
@@ -312,7 +220,7 @@ def _cache_spec(config: WorkerConfig, model: _Model, backend: Backend, place: to
     return replace(plain, dtype=torch.float8_e4m3fn, scales=scales)
 
 
-def _warm_up(runner: Runner, vocabulary: _Vocabulary) -> None:
+def _warm_up(runner: Runner, vocabulary: Vocabulary) -> None:
     probe = warm_up(runner, vocabulary.probe_token_ids)
     if probe.is_suspicious:
         _LOG.warning("tokenizer and weights may not belong together: on plain English, %s", probe)
@@ -321,7 +229,7 @@ def _warm_up(runner: Runner, vocabulary: _Vocabulary) -> None:
 
 
 def _model_info(
-    config: WorkerConfig, model: _Model, vocabulary: _Vocabulary, backend: Backend, fingerprint: str, group: TPGroup
+    config: WorkerConfig, model: FoundModel, vocabulary: Vocabulary, backend: Backend, fingerprint: str, group: TPGroup
 ) -> types_pb2.ModelInfo:
     """All but the name."""
     info = backend.info
