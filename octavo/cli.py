@@ -68,7 +68,7 @@ def _service(name: str) -> Callable[[Sequence[str]], int]:
 
 
 def _doctor(words: Sequence[str]) -> int:
-    from octavo.commands.preflight import doctor
+    from octavo.commands.doctor import doctor
 
     return doctor(words)
 
@@ -130,7 +130,7 @@ COMMANDS: Mapping[str, Command] = {
     "bench": Command("measure how a server answers, and compare results", _operator("bench")),
     "plan": Command("tell what to expect of how many replicas, without any", _operator("plan")),
     "replay": Command("make a recorded scheduler's decisions again", _operator("replay")),
-    "doctor": Command("check this machine, the installation and a model", _doctor),
+    "doctor": Command("check this machine, the installation and a model, or prove that it works", _doctor),
     "router": Command("run one router process", _service("router")),
     "scheduler": Command("run the scheduler process", _service("scheduler")),
     "worker": Command("run one worker process", _service("worker")),
