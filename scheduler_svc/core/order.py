@@ -5,15 +5,26 @@ Knows priorities, deadlines and times of one sequence or two; must not know queu
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from scheduler_svc.core.limits import CoreLimits, SchedulingPolicy
-
-if TYPE_CHECKING:
-    from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.types import Request
 
 Rank = tuple[int, int, int]
 """Larger goes first."""
+
+
+class Ranked(Protocol):
+    """What the order asks of a sequence. `rank` is what `Order.rank` gave when the sequence came or was updated."""
+
+    accepted_ns: int
+    deadline_at_ns: int | None
+    priority: int
+    ticket: int
+    request: Request
+
+    @property
+    def rank(self) -> Rank: ...
 
 
 class Order:
@@ -36,7 +47,7 @@ class Order:
         self._policy = limits.policy
         self._aging_ns = limits.aging_ns
 
-    def rank(self, sequence: Sequence) -> Rank:
+    def rank(self, sequence: Ranked) -> Rank:
         """The sequence's rank, from what it says of itself now."""
         accepted = sequence.accepted_ns
         due = accepted
@@ -47,7 +58,7 @@ class Order:
             due += sequence.priority * self._aging_ns
         return (-due, -accepted, -sequence.ticket)
 
-    def may_displace(self, waiting: Sequence, running: Sequence) -> bool:
+    def may_displace(self, waiting: Ranked, running: Ranked) -> bool:
         """Whether the waiting one is strictly better and, by its rank, not yet held back by the other's age."""
         if self._policy is SchedulingPolicy.FCFS or running.priority <= waiting.priority:
             return False
@@ -55,6 +66,6 @@ class Order:
             return False
         return running.rank < waiting.rank
 
-    def may_follow(self, follower: Sequence, leader: Sequence) -> bool:
+    def may_follow(self, follower: Ranked, leader: Ranked) -> bool:
         """Whether the leader is not worse than the follower, so that waiting for it costs the follower no place."""
         return self._policy is SchedulingPolicy.FCFS or leader.priority <= follower.priority
