@@ -70,7 +70,7 @@ def test_a_recording_without_its_beginning_needs_costs(tmp_path: Path, capsys: p
     path = tmp_path / "cut"
     path.write_bytes(recorded(3, max_bytes=40_000)[0])
     assert main(["replay", str(path)]) == 1
-    assert "the recorder's ring was full" in capsys.readouterr().err
+    assert "use a larger --flight-recorder-size" in capsys.readouterr().err
     assert main(["replay", str(path), "--scheduling-policy", "fair"]) == 1
     assert "give --costs" in capsys.readouterr().err
     found = read(path.read_bytes())
