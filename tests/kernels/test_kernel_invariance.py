@@ -14,6 +14,7 @@ from torch import Tensor
 from kernels.api import Backend, PackedLinear
 from kernels.linear import onednn_supports
 from kernels.reference import ReferenceBackend
+from kernels.reference.attention import group_products_agree
 
 DTYPES = (torch.float32, torch.bfloat16)
 # More rows than any kernel's tile, and enough elements that torch splits them over threads at odd places.
@@ -37,6 +38,16 @@ def test_the_reference_claims_invariance_for_real_shapes() -> None:
         for dtype in DTYPES:
             backend.pack_linear(torch.zeros(columns, depth, dtype=dtype), None)
     assert backend.info.batch_invariant, backend.info.invariance_note
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_the_reference_claims_invariance_for_every_group_at_any_number_of_threads(num_threads: int) -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(num_threads)
+        assert [group for group in range(1, 9) if not group_products_agree(group, 64)] == []
+    finally:
+        torch.set_num_threads(before)
 
 
 def rows_of(width: int, dtype: torch.dtype, num_rows: int = NUM_ROWS) -> Tensor:
