@@ -57,7 +57,7 @@ def test_the_few_seeds_see_every_misfortune_and_most_requests_survive_it() -> No
     assert any(wanted.is_poison for scenario in scenarios for wanted in scenario.requests)
     assert any(wanted.fails_numerically for scenario in scenarios for wanted in scenario.requests)
     assert sum(outcome.num_preemptions for outcome in outcomes) > 40
-    assert sum(outcome.num_replayed_states for outcome in outcomes) > 5
+    assert sum(outcome.num_replayed_states for outcome in outcomes) > 2
     assert sum(outcome.num_promoted_blocks for outcome in outcomes) > 40
     tiers = {(scenario.spec.num_host_blocks > 0, scenario.limits.preemption_mode) for scenario in scenarios}
     assert {(True, mode) for mode in PreemptionMode} <= tiers
