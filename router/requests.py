@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from router.replies.types import ToolCallDelta, join_calls
+from octavo.tool_calls import join_calls
+from router.replies.types import ToolCallDelta
 from router.sampling import SamplingRequest
 from router.streams.types import ReceiptParts
 from router.structured.spec import GrammarSpec

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import TypeAlias
 
 from octavo.client.types import (
@@ -18,6 +17,7 @@ from octavo.client.types import (
     ToolCall,
     Usage,
 )
+from octavo.tool_calls import join_calls
 from octavo.v1 import inference_pb2 as pb
 
 Event: TypeAlias = Delta | QueuePosition
@@ -116,18 +116,8 @@ def _join(index: int, deltas: Iterable[Delta]) -> Delta:
         tuple(token_id for part in parts for token_id in part.token_ids),
         tuple(token for part in parts for token in part.logprobs),
         "".join(part.reasoning for part in parts),
-        _join_calls(call for part in parts for call in part.tool_calls),
+        join_calls(call for part in parts for call in part.tool_calls),
     )
-
-
-def _join_calls(deltas: Iterable[ToolCall]) -> tuple[ToolCall, ...]:
-    calls: list[ToolCall] = []
-    for delta in deltas:
-        if delta.index == len(calls):
-            calls.append(delta)
-        else:
-            calls[delta.index] = replace(calls[delta.index], arguments=calls[delta.index].arguments + delta.arguments)
-    return tuple(calls)
 
 
 def _choice(content: Delta, finished: pb.ChoiceFinished) -> Choice:

@@ -5,8 +5,7 @@ Knows no model's way of writing them and no protocol.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 
@@ -31,14 +30,3 @@ class ReplyPiece(NamedTuple):
 
 
 NOTHING = ReplyPiece()
-
-
-def join_calls(deltas: Iterable[ToolCallDelta]) -> tuple[ToolCallDelta, ...]:
-    """Each call whole, in order."""
-    calls: list[ToolCallDelta] = []
-    for delta in deltas:
-        if delta.index == len(calls):
-            calls.append(delta)
-        else:
-            calls[delta.index] = replace(calls[delta.index], arguments=calls[delta.index].arguments + delta.arguments)
-    return tuple(calls)
