@@ -15,7 +15,7 @@ import itertools
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from kernels.triton.backend import device_shape
 from kernels.triton.configs import DecodeConfig, PrefillConfig, architecture
 from kernels.triton.layer import DeviceShape
 from tools.dry_compile import Report, dry_run
+from tools.graph_time import graph_time_ms
 
 CONFIGS = Path(configs.__file__)
 NUM_HEADS, NUM_KV_HEADS, BLOCK_SIZE = 32, 8, 16
@@ -93,28 +94,6 @@ class Case:
         backend.attention(self._qkv, self.cache, 0, plan, self._spec)
 
 
-def time_ms(calls: Sequence[Callable[[], None]]) -> float:
-    """Milliseconds of one of the calls, which run in turn inside a CUDA graph; the median of five replays."""
-    for call in calls:
-        call()
-    torch.cuda.synchronize()
-    repeats = max(1, 20 // len(calls))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(repeats):
-            for call in calls:
-                call()
-    times = []
-    for _ in range(6):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / (repeats * len(calls)))
-    return sorted(times[1:])[2]
-
-
 def cases(backend: TritonBackend, spec: KVCacheSpec, prefill: bool) -> list[list[Case]]:
     """Per shape, as many caches as it takes to find none of them in the second-level cache."""
     if prefill:
@@ -137,7 +116,7 @@ def best(
         table[key] = candidate
         backend = TritonBackend(device, shape=shape)
         try:
-            times[candidate] = [time_ms([partial(case.run, backend) for case in group]) for group in groups]
+            times[candidate] = [graph_time_ms([partial(case.run, backend) for case in group]) for group in groups]
         except OutOfResources:
             continue
         print(key, candidate, " ".join(f"{1000 * x:.1f} us" for x in times[candidate]), flush=True)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from kernels.api import Backend
+from tools.graph_time import graph_time_ms
 from worker_svc.device.api import Device
 
 # Bytes between two uses of the same tensors: several times any second-level cache.
@@ -127,7 +128,7 @@ class Bench:
     def time_us(self, calls: Sequence[Callable[[], object]]) -> float:
         """Microseconds of one of the calls, which run in turn; on a GPU inside a CUDA graph. The median of five."""
         if self.place.type == "cuda":
-            return _graph_us(calls)
+            return 1e3 * graph_time_ms(calls)
         for call in calls:
             call()
         times = []
@@ -150,28 +151,3 @@ class Bench:
             return math.inf
         torch.cuda.empty_cache()
         return float(torch.cuda.mem_get_info(self.place)[0])
-
-
-def _graph_us(calls: Sequence[Callable[[], object]]) -> float:
-    for call in calls:
-        call()
-    torch.cuda.synchronize()
-    repeats = max(1, 20 // len(calls))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(repeats):
-            for call in calls:
-                call()
-    times: list[float] = []
-    for _ in range(6):
-        begin, end = _event(), _event()
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end))
-    return 1e3 * sorted(times[1:])[2] / (repeats * len(calls))
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
