@@ -39,7 +39,7 @@ from worker_svc.rows import RowLimits
 from worker_svc.runner import Runner, RunnerLimits, RunnerParts
 from worker_svc.threads import StepThreads, watched_threads
 from worker_svc.warm_up import warm_up
-from worker_svc.weights import Checkpoint, WeightsError, load_weights, open_checkpoint
+from worker_svc.weights import Checkpoint, Weights, WeightsError, open_checkpoint
 from worker_svc.weights.kv_scales import read_kv_scales
 
 _LOG = logging.getLogger(__name__)
@@ -174,25 +174,19 @@ def _pack_decoder(
     advance: Callable[[int], None],
     place: torch.device,
 ) -> Decoder:
-    """A tensor counts half when it is loaded and half when it is packed: either may be what takes the time."""
-    expected = model.shard.expected()
+    """Tensor by tensor: each is read when the layer that it belongs to is packed, and let go of."""
+    weights = Weights(model.shard.expected(), checkpoint, DTYPES[model.dtype])
     # None: shown on a terminal.
     is_hidden = None if group.rank == 0 else True
-    with tqdm(total=len(expected), desc="weights", unit="tensor", disable=is_hidden, leave=False) as bar:
-        num_halves = 0
-
-        def count_half() -> None:
-            nonlocal num_halves
-            num_halves += 1
-            if num_halves % 2 == 0:
-                bar.update(1)
-                advance(num_halves // 2)
-
-        loaded = load_weights(expected, checkpoint, DTYPES[model.dtype], lambda *_: count_half())
+    with tqdm(total=len(model.shard.expected()), desc="weights", unit="tensor", disable=is_hidden, leave=False) as bar:
+        num_taken = 0
 
         def take(name: str) -> Tensor:
-            count_half()
-            return loaded.pop(name).to(place)
+            nonlocal num_taken
+            num_taken += 1
+            bar.update(1)
+            advance(num_taken)
+            return weights.take(name).to(place)
 
         return build_decoder(model.shard, group, take, backend, model.shape.max_model_len, place)
 

@@ -13,7 +13,7 @@ import torch
 from octavo.sources import ModelSource, Origin
 from tests.sources import tiny_gguf
 from tests.weights import tiny_checkpoints
-from worker_svc.weights import Checkpoint, ExpectedTensor, WeightsError, load_weights, open_checkpoint
+from worker_svc.weights import Checkpoint, ExpectedTensor, WeightsError, open_checkpoint
 
 TYPES = gguf.GGMLQuantizationType
 EXPECTED = {name: ExpectedTensor(shape) for name, shape in tiny_checkpoints.shapes().items()}
@@ -31,7 +31,7 @@ def test_plain_types_equal_the_original_exactly(
 ) -> None:
     weights = tiny_checkpoints.random_weights()
     tiny_checkpoints.write_gguf(tmp_path / "m.gguf", weights, matrix_type)
-    loaded = load_weights(EXPECTED, _open(tmp_path / "m.gguf", dtype), dtype)
+    loaded = tiny_checkpoints.load_all(_open(tmp_path / "m.gguf", dtype), dtype)
     for name, tensor in weights.items():
         assert torch.equal(loaded[name], tensor.to(dtype)), name
 

@@ -14,11 +14,10 @@ from kernels.quantized import GroupedWeight
 from kernels.reference.quantized import dequantize, quantize_grouped, quantize_scaled
 from octavo.sources import ModelSource, Origin
 from tests.weights import tiny_checkpoints
-from worker_svc.weights import ExpectedTensor, WeightsError, load_weights, open_checkpoint
+from worker_svc.weights import WeightsError, open_checkpoint
 from worker_svc.weights.quantization_config import parse_quantization
 from worker_svc.weights.quantized_checkpoint import QuantizedCheckpoint
 
-EXPECTED = {name: ExpectedTensor(shape) for name, shape in tiny_checkpoints.shapes().items()}
 GROUP = 16
 # The tensors of one module, by the last part of their names, and the matrix they stand for.
 Written = tuple[dict[str, Tensor], Tensor]
@@ -157,9 +156,9 @@ def test_loads_the_matrices_that_the_layout_stands_for(tmp_path: Path, layout: s
     source, matrices = write(tmp_path, layout)
     for dtype in (torch.float32, torch.bfloat16):
         checkpoint = open_checkpoint(source, dtype)
-        loaded = load_weights(EXPECTED, checkpoint, dtype)
+        loaded = tiny_checkpoints.load_all(checkpoint, dtype)
         checkpoint.close()
-        assert list(loaded) == list(EXPECTED)
+        assert list(loaded) == list(tiny_checkpoints.shapes())
         for name, matrix in matrices.items():
             assert torch.equal(loaded[name], matrix.to(dtype)), name
 
@@ -183,7 +182,7 @@ def test_a_missing_companion_is_named(tmp_path: Path) -> None:
     del tensors["model.layers.0.mlp.up_proj.scales"]
     save_file(tensors, path)
     with pytest.raises(WeightsError, match=r"mlp\.up_proj has no tensor .*up_proj\.scales"):
-        load_weights(EXPECTED, open_checkpoint(source, torch.float32), torch.float32)
+        tiny_checkpoints.load_all(open_checkpoint(source, torch.float32), torch.float32)
 
 
 @pytest.mark.parametrize(

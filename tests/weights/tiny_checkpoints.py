@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from worker_svc.weights import Checkpoint, ExpectedTensor, Weights
+
 NUM_LAYERS, HIDDEN, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, MLP, VOCABULARY = 2, 64, 4, 2, 16, 96, 48
 
 
@@ -34,6 +36,16 @@ def random_weights(seed: int = 0) -> dict[str, torch.Tensor]:
     """Float32 weights whose values float16 holds exactly."""
     generator = torch.Generator().manual_seed(seed)
     return {name: torch.randn(shape, generator=generator).half().float() for name, shape in shapes().items()}
+
+
+def load_all(
+    checkpoint: Checkpoint, dtype: torch.dtype, expected: dict[str, ExpectedTensor] | None = None
+) -> dict[str, torch.Tensor]:
+    """Every tensor that is expected, by default the tiny model's."""
+    if expected is None:
+        expected = {name: ExpectedTensor(shape) for name, shape in shapes().items()}
+    weights = Weights(expected, checkpoint, dtype)
+    return {name: weights.take(name) for name in expected}
 
 
 def write_sharded(directory: Path, weights: dict[str, torch.Tensor], num_shards: int = 2) -> dict[str, str]:

@@ -25,7 +25,7 @@ from worker_svc.outcome import StepOutcome, TokenLogprobs
 from worker_svc.parallel.group import ALONE, TPGroup
 from worker_svc.rows import RowLimits
 from worker_svc.runner import Runner, RunnerLimits, RunnerParts
-from worker_svc.weights import load_weights, open_checkpoint
+from worker_svc.weights import Weights, open_checkpoint
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ def build_runner(
         source = resolve(str(source))
     config = parse_config(json.loads((source.directory / "config.json").read_text()))
     shard = shard_model(config, group.rank, group.size)
-    loaded = load_weights(shard.expected(), open_checkpoint(source, dtype), dtype)
-    decoder = build_decoder(shard, group, loaded.pop, backend, shape.max_model_len)
+    weights = Weights(shard.expected(), open_checkpoint(source, dtype), dtype)
+    decoder = build_decoder(shard, group, weights.take, backend, shape.max_model_len)
     cache = backend.allocate_kv_cache(_cache_spec(shard.config, shape, shape.num_blocks, dtype))
     host = None
     if shape.num_host_blocks:

@@ -6,7 +6,7 @@ Every tensor is accounted for before one is read. It knows what a model expects 
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -18,8 +18,6 @@ from worker_svc.weights.gguf_cache import gguf_weights_file
 from worker_svc.weights.quantization_config import QuantizationConfig, parse_quantization
 from worker_svc.weights.quantized_checkpoint import QuantizedCheckpoint
 from worker_svc.weights.safetensors_checkpoint import SafetensorsCheckpoint
-
-Progress = Callable[[int, int, int], None]
 
 # Buffers that older exporters saved along, which the model computes; and scales of an fp8 KV cache: kv_scales.py.
 _IGNORED = ("*rotary_emb.inv_freq", "*.k_scale", "*.v_scale", "*.kv_scale", "*_proj.output_scale")
@@ -55,34 +53,30 @@ def _quantization(source: ModelSource) -> QuantizationConfig | None:
     return config
 
 
-def load_weights(
-    expected: Mapping[str, ExpectedTensor],
-    checkpoint: Checkpoint,
-    dtype: torch.dtype,
-    progress: Progress | None = None,
-) -> dict[str, torch.Tensor]:
-    """Load every expected tensor, or the part of it that is expected, in `dtype`, in the order of `expected`.
-
-    A tensor stored in `dtype` is a view of the mapped file; others are converted. `progress` is called
-    after each with (tensors loaded, tensors in all, bytes loaded so far).
-
-    Raises one `WeightsError` that lists every missing, unexpected and misshapen tensor, before any is
-    read. A head that the model ties to its embedding, and rotary buffers, may be there and are not read.
+class Weights:
+    """The tensors that a model expects of a checkpoint. Each is read, cut and converted when it is taken, and not kept:
+    whoever packs it and lets it go holds one matrix twice, not a model.
     """
-    _require_match(expected, checkpoint.specs())
-    loaded: dict[str, torch.Tensor] = {}
-    num_bytes = 0
-    for count, (name, wanted) in enumerate(expected.items(), start=1):
-        stored = checkpoint.load(name)
-        loaded[name] = _convert(name, stored if wanted.part is None else wanted.part.of(stored), dtype)
-        num_bytes += loaded[name].nbytes
-        if progress is not None:
-            progress(count, len(expected), num_bytes)
-    stored_dtypes = Counter(checkpoint.specs()[name].dtype for name in expected)
-    for stored_dtype, num_tensors in stored_dtypes.items():
-        if stored_dtype is not dtype:
-            _log.info("%d of %d tensors converted from %s to %s", num_tensors, len(expected), stored_dtype, dtype)
-    return loaded
+
+    def __init__(self, expected: Mapping[str, ExpectedTensor], checkpoint: Checkpoint, dtype: torch.dtype) -> None:
+        """Raises one `WeightsError` that lists every missing, unexpected and misshapen tensor; reads none.
+
+        A head that the model ties to its embedding, and rotary buffers, may be there and are not read.
+        """
+        _require_match(expected, checkpoint.specs())
+        self._expected, self._checkpoint, self._dtype = expected, checkpoint, dtype
+        stored_dtypes = Counter(checkpoint.specs()[name].dtype for name in expected)
+        for stored, num_tensors in stored_dtypes.items():
+            if stored is not dtype:
+                _log.info("%d of %d tensors are converted from %s to %s", num_tensors, len(expected), stored, dtype)
+
+    def take(self, name: str) -> torch.Tensor:
+        """An expected tensor, or the part of it that is expected; a view of the mapped file where it is stored so.
+
+        Raises WeightsError for a value that the dtype cannot hold.
+        """
+        stored, part = self._checkpoint.load(name), self._expected[name].part
+        return _convert(name, stored if part is None else part.of(stored), self._dtype)
 
 
 def _convert(name: str, stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
