@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from octavo.internal.v1 import types_pb2 as _types_pb2
 from octavo.internal.v1 import worker_pb2 as _worker_pb2
 import builtins as _builtins
@@ -20,6 +21,30 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _Stickiness:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _StickinessEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Stickiness.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    STICKINESS_UNSPECIFIED: _Stickiness.ValueType  # 0
+    """Not set: as CONVERSATION."""
+    STICKINESS_CONVERSATION: _Stickiness.ValueType  # 1
+    """The conversation's beginning."""
+    STICKINESS_USER: _Stickiness.ValueType  # 2
+    """The user that they name, or else the conversation."""
+
+class Stickiness(_Stickiness, metaclass=_StickinessEnumTypeWrapper):
+    """What the requests have in common that an alias sends to the same model."""
+
+STICKINESS_UNSPECIFIED: Stickiness.ValueType  # 0
+"""Not set: as CONVERSATION."""
+STICKINESS_CONVERSATION: Stickiness.ValueType  # 1
+"""The conversation's beginning."""
+STICKINESS_USER: Stickiness.ValueType  # 2
+"""The user that they name, or else the conversation."""
+Global___Stickiness: _TypeAlias = Stickiness  # noqa: Y015
+
 @_typing.final
 class WatchRequest(_message.Message):
     """A router introduces itself."""
@@ -29,22 +54,28 @@ class WatchRequest(_message.Message):
     TOKEN_ENDPOINT_FIELD_NUMBER: _builtins.int
     CURVE_PUBLIC_KEY_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
+    ALIASES_FIELD_NUMBER: _builtins.int
     token_endpoint: _builtins.str
     """ZeroMQ endpoint (tcp:// or ipc://) at which workers reach the router's PULL socket."""
     curve_public_key: _builtins.str
     """CURVE public key of that socket, Z85. Empty: plain."""
     name: _builtins.str
     """A name for logs, such as host:pid."""
+    @_builtins.property
+    def aliases(self) -> Global___AliasTable:
+        """The aliases that the router was told last, so that a scheduler which was started anew knows them. Absent: none yet."""
+
     def __init__(
         self,
         *,
         token_endpoint: _builtins.str = ...,
         curve_public_key: _builtins.str = ...,
         name: _builtins.str = ...,
+        aliases: Global___AliasTable | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["curve_public_key", b"curve_public_key", "name", b"name", "token_endpoint", b"token_endpoint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "curve_public_key", b"curve_public_key", "name", b"name", "token_endpoint", b"token_endpoint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -60,6 +91,7 @@ class WatchResponse(_message.Message):
     MODELS_FIELD_NUMBER: _builtins.int
     STARTING_FIELD_NUMBER: _builtins.int
     WORKER_CURVE_PUBLIC_KEYS_FIELD_NUMBER: _builtins.int
+    ALIASES_FIELD_NUMBER: _builtins.int
     router_id: _builtins.int
     """The id under which requests name this router's endpoint."""
     @_builtins.property
@@ -74,6 +106,10 @@ class WatchResponse(_message.Message):
     def worker_curve_public_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """CURVE public keys, Z85, of the attached workers: a router with a key of its own takes tokens from these alone."""
 
+    @_builtins.property
+    def aliases(self) -> Global___AliasTable:
+        """Aliases that operators have set; each goes before one of the same name in the router's own file."""
+
     def __init__(
         self,
         *,
@@ -81,14 +117,95 @@ class WatchResponse(_message.Message):
         models: _abc.Iterable[Global___ServedModel] | None = ...,
         starting: _abc.Iterable[Global___StartingWorker] | None = ...,
         worker_curve_public_keys: _abc.Iterable[_builtins.str] | None = ...,
+        aliases: Global___AliasTable | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models", "router_id", b"router_id", "starting", b"starting", "worker_curve_public_keys", b"worker_curve_public_keys"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "models", b"models", "router_id", b"router_id", "starting", b"starting", "worker_curve_public_keys", b"worker_curve_public_keys"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchResponse: _TypeAlias = WatchResponse  # noqa: Y015
+
+@_typing.final
+class Alias(_message.Message):
+    """A name that stands for several models by weight."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class WeightsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAME_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
+    STICKY_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """What clients write."""
+    sticky: Global___Stickiness.ValueType
+    """What keeps to one model."""
+    @_builtins.property
+    def weights(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """The models by served name, each with a weight above 0; they need not sum up to anything."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        weights: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        sticky: Global___Stickiness.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "sticky", b"sticky", "weights", b"weights"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Alias: _TypeAlias = Alias  # noqa: Y015
+
+@_typing.final
+class AliasTable(_message.Message):
+    """The aliases that operators have set, all of them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGED_AT_NS_FIELD_NUMBER: _builtins.int
+    ALIASES_FIELD_NUMBER: _builtins.int
+    changed_at_ns: _builtins.int
+    """When it was changed last, in nanoseconds since 1970; of two tables the later one holds. 0: never."""
+    @_builtins.property
+    def aliases(self) -> _containers.RepeatedCompositeFieldContainer[Global___Alias]:
+        """The aliases, by name."""
+
+    def __init__(
+        self,
+        *,
+        changed_at_ns: _builtins.int = ...,
+        aliases: _abc.Iterable[Global___Alias] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "changed_at_ns", b"changed_at_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AliasTable: _TypeAlias = AliasTable  # noqa: Y015
 
 @_typing.final
 class ServedModel(_message.Message):
@@ -1462,3 +1579,134 @@ class DumpRecorderResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DumpRecorderResponse: _TypeAlias = DumpRecorderResponse  # noqa: Y015
+
+@_typing.final
+class ListAliasesRequest(_message.Message):
+    """Asks for the aliases."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAliasesRequest: _TypeAlias = ListAliasesRequest  # noqa: Y015
+
+@_typing.final
+class ListAliasesResponse(_message.Message):
+    """The aliases."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ALIASES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def aliases(self) -> _containers.RepeatedCompositeFieldContainer[Global___Alias]:
+        """By name."""
+
+    def __init__(
+        self,
+        *,
+        aliases: _abc.Iterable[Global___Alias] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAliasesResponse: _TypeAlias = ListAliasesResponse  # noqa: Y015
+
+@_typing.final
+class SetAliasRequest(_message.Message):
+    """Sets an alias."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ALIAS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def alias(self) -> Global___Alias:
+        """The alias. Its models must have been served since the scheduler's start, and its name must be none of theirs."""
+
+    def __init__(
+        self,
+        *,
+        alias: Global___Alias | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["alias", b"alias"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alias", b"alias"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetAliasRequest: _TypeAlias = SetAliasRequest  # noqa: Y015
+
+@_typing.final
+class SetAliasResponse(_message.Message):
+    """It is set."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_ROUTERS_FIELD_NUMBER: _builtins.int
+    num_routers: _builtins.int
+    """Routers that are told."""
+    def __init__(
+        self,
+        *,
+        num_routers: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_routers", b"num_routers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetAliasResponse: _TypeAlias = SetAliasResponse  # noqa: Y015
+
+@_typing.final
+class RemoveAliasRequest(_message.Message):
+    """Takes an alias back."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveAliasRequest: _TypeAlias = RemoveAliasRequest  # noqa: Y015
+
+@_typing.final
+class RemoveAliasResponse(_message.Message):
+    """It is gone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_ROUTERS_FIELD_NUMBER: _builtins.int
+    num_routers: _builtins.int
+    """Routers that are told."""
+    def __init__(
+        self,
+        *,
+        num_routers: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_routers", b"num_routers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveAliasResponse: _TypeAlias = RemoveAliasResponse  # noqa: Y015

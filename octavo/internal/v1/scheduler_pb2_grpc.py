@@ -245,6 +245,21 @@ class ControlServiceStub:
                 request_serializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.DumpRecorderRequest.SerializeToString,
                 response_deserializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.DumpRecorderResponse.FromString,
                 _registered_method=True)
+        self.ListAliases = channel.unary_unary(
+                '/octavo.internal.v1.ControlService/ListAliases',
+                request_serializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.ListAliasesRequest.SerializeToString,
+                response_deserializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.ListAliasesResponse.FromString,
+                _registered_method=True)
+        self.SetAlias = channel.unary_unary(
+                '/octavo.internal.v1.ControlService/SetAlias',
+                request_serializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.SetAliasRequest.SerializeToString,
+                response_deserializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.SetAliasResponse.FromString,
+                _registered_method=True)
+        self.RemoveAlias = channel.unary_unary(
+                '/octavo.internal.v1.ControlService/RemoveAlias',
+                request_serializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.RemoveAliasRequest.SerializeToString,
+                response_deserializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.RemoveAliasResponse.FromString,
+                _registered_method=True)
 
 
 class ControlServiceServicer:
@@ -314,6 +329,27 @@ class ControlServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListAliases(self, request, context):
+        """The aliases that operators have set here; those of routers' own files are not among them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetAlias(self, request, context):
+        """Sets an alias on every router, in place of one of the same name. INVALID_ARGUMENT names what is wrong with it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveAlias(self, request, context):
+        """Takes an alias back that was set here. NOT_FOUND for any other name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -361,6 +397,21 @@ def add_ControlServiceServicer_to_server(servicer, server):
                     servicer.DumpRecorder,
                     request_deserializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.DumpRecorderRequest.FromString,
                     response_serializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.DumpRecorderResponse.SerializeToString,
+            ),
+            'ListAliases': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAliases,
+                    request_deserializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.ListAliasesRequest.FromString,
+                    response_serializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.ListAliasesResponse.SerializeToString,
+            ),
+            'SetAlias': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetAlias,
+                    request_deserializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.SetAliasRequest.FromString,
+                    response_serializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.SetAliasResponse.SerializeToString,
+            ),
+            'RemoveAlias': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveAlias,
+                    request_deserializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.RemoveAliasRequest.FromString,
+                    response_serializer=octavo_dot_internal_dot_v1_dot_scheduler__pb2.RemoveAliasResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -607,6 +658,87 @@ class ControlService:
             '/octavo.internal.v1.ControlService/DumpRecorder',
             octavo_dot_internal_dot_v1_dot_scheduler__pb2.DumpRecorderRequest.SerializeToString,
             octavo_dot_internal_dot_v1_dot_scheduler__pb2.DumpRecorderResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAliases(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.internal.v1.ControlService/ListAliases',
+            octavo_dot_internal_dot_v1_dot_scheduler__pb2.ListAliasesRequest.SerializeToString,
+            octavo_dot_internal_dot_v1_dot_scheduler__pb2.ListAliasesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetAlias(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.internal.v1.ControlService/SetAlias',
+            octavo_dot_internal_dot_v1_dot_scheduler__pb2.SetAliasRequest.SerializeToString,
+            octavo_dot_internal_dot_v1_dot_scheduler__pb2.SetAliasResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveAlias(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.internal.v1.ControlService/RemoveAlias',
+            octavo_dot_internal_dot_v1_dot_scheduler__pb2.RemoveAliasRequest.SerializeToString,
+            octavo_dot_internal_dot_v1_dot_scheduler__pb2.RemoveAliasResponse.FromString,
             options,
             channel_credentials,
             insecure,

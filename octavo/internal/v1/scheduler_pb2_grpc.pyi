@@ -112,6 +112,12 @@ class ControlServiceStub:
     """A draining replica takes new sequences again. NOT_FOUND for an unknown name; nothing happens if it does not drain."""
     DumpRecorder: _grpc.UnaryStreamMultiCallable[_scheduler_pb2.DumpRecorderRequest, _scheduler_pb2.DumpRecorderResponse]
     """The flight recorder's file, in pieces. FAILED_PRECONDITION when nothing is recorded."""
+    ListAliases: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ListAliasesRequest, _scheduler_pb2.ListAliasesResponse]
+    """The aliases that operators have set here; those of routers' own files are not among them."""
+    SetAlias: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.SetAliasRequest, _scheduler_pb2.SetAliasResponse]
+    """Sets an alias on every router, in place of one of the same name. INVALID_ARGUMENT names what is wrong with it."""
+    RemoveAlias: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.RemoveAliasRequest, _scheduler_pb2.RemoveAliasResponse]
+    """Takes an alias back that was set here. NOT_FOUND for any other name."""
 
 @_typing.type_check_only
 class ControlServiceAsyncStub(ControlServiceStub):
@@ -136,6 +142,12 @@ class ControlServiceAsyncStub(ControlServiceStub):
     """A draining replica takes new sequences again. NOT_FOUND for an unknown name; nothing happens if it does not drain."""
     DumpRecorder: _aio.UnaryStreamMultiCallable[_scheduler_pb2.DumpRecorderRequest, _scheduler_pb2.DumpRecorderResponse]  # type: ignore[assignment]
     """The flight recorder's file, in pieces. FAILED_PRECONDITION when nothing is recorded."""
+    ListAliases: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ListAliasesRequest, _scheduler_pb2.ListAliasesResponse]  # type: ignore[assignment]
+    """The aliases that operators have set here; those of routers' own files are not among them."""
+    SetAlias: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.SetAliasRequest, _scheduler_pb2.SetAliasResponse]  # type: ignore[assignment]
+    """Sets an alias on every router, in place of one of the same name. INVALID_ARGUMENT names what is wrong with it."""
+    RemoveAlias: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.RemoveAliasRequest, _scheduler_pb2.RemoveAliasResponse]  # type: ignore[assignment]
+    """Takes an alias back that was set here. NOT_FOUND for any other name."""
 
 class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
     """For operators and tests."""
@@ -211,5 +223,29 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_scheduler_pb2.DumpRecorderResponse], _abc.AsyncIterator[_scheduler_pb2.DumpRecorderResponse]]:
         """The flight recorder's file, in pieces. FAILED_PRECONDITION when nothing is recorded."""
+
+    @_abc_1.abstractmethod
+    def ListAliases(
+        self,
+        request: _scheduler_pb2.ListAliasesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.ListAliasesResponse, _abc.Awaitable[_scheduler_pb2.ListAliasesResponse]]:
+        """The aliases that operators have set here; those of routers' own files are not among them."""
+
+    @_abc_1.abstractmethod
+    def SetAlias(
+        self,
+        request: _scheduler_pb2.SetAliasRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.SetAliasResponse, _abc.Awaitable[_scheduler_pb2.SetAliasResponse]]:
+        """Sets an alias on every router, in place of one of the same name. INVALID_ARGUMENT names what is wrong with it."""
+
+    @_abc_1.abstractmethod
+    def RemoveAlias(
+        self,
+        request: _scheduler_pb2.RemoveAliasRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.RemoveAliasResponse, _abc.Awaitable[_scheduler_pb2.RemoveAliasResponse]]:
+        """Takes an alias back that was set here. NOT_FOUND for any other name."""
 
 def add_ControlServiceServicer_to_server(servicer: ControlServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

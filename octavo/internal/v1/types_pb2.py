@@ -24,27 +24,29 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eoctavo/internal/v1/types.proto\x12\x12octavo.internal.v1\"\xe8\x03\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x05 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x02\x12\x0c\n\x04seed\x18\x08 \x01(\x06\x12\x16\n\x0e\x62ias_token_ids\x18\t \x03(\r\x12\x13\n\x0b\x62ias_values\x18\n \x03(\x02\x12\x12\n\nmax_tokens\x18\x0b \x01(\r\x12\x12\n\nmin_tokens\x18\x0c \x01(\r\x12\x15\n\rend_token_ids\x18\r \x03(\r\x12\x16\n\x0estop_token_ids\x18\x0e \x03(\r\x12\x19\n\x0cnum_logprobs\x18\x0f \x01(\rH\x00\x88\x01\x01\x12 \n\x13num_prompt_logprobs\x18\x10 \x01(\rH\x01\x88\x01\x01\x12\x1d\n\x15prompt_logprobs_start\x18\x11 \x01(\r\x12,\n\x07grammar\x18\x12 \x01(\x0b\x32\x1b.octavo.internal.v1.GrammarB\x0f\n\r_num_logprobsB\x16\n\x14_num_prompt_logprobs\"F\n\x07Grammar\x12-\n\x04kind\x18\x01 \x01(\x0e\x32\x1f.octavo.internal.v1.GrammarKind\x12\x0c\n\x04text\x18\x02 \x01(\t\"M\n\x0eGrammarVerdict\x12,\n\x07grammar\x18\x01 \x01(\x0b\x32\x1b.octavo.internal.v1.Grammar\x12\r\n\x05\x65rror\x18\x02 \x01(\t\";\n\nStartPhase\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\"\xb3\x01\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x16\n\x0etokenizer_hash\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x15\n\rend_token_ids\x18\x06 \x03(\r\x12\x10\n\x08numerics\x18\x07 \x01(\t\x12\x17\n\x0f\x62\x61tch_invariant\x18\x08 \x01(\x08*\x8f\x01\n\x0bGrammarKind\x12\x1c\n\x18GRAMMAR_KIND_UNSPECIFIED\x10\x00\x12\x1c\n\x18GRAMMAR_KIND_JSON_SCHEMA\x10\x01\x12\x16\n\x12GRAMMAR_KIND_REGEX\x10\x02\x12\x15\n\x11GRAMMAR_KIND_LARK\x10\x03\x12\x15\n\x11GRAMMAR_KIND_EBNF\x10\x04*O\n\x04Task\x12\x14\n\x10TASK_UNSPECIFIED\x10\x00\x12\x11\n\rTASK_GENERATE\x10\x01\x12\x0e\n\nTASK_EMBED\x10\x02\x12\x0e\n\nTASK_SCORE\x10\x03*\xc4\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x46INISH_REASON_END_TOKEN\x10\x01\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x02\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x03\x12\x1f\n\x1b\x46INISH_REASON_NUMERIC_ERROR\x10\x04\x12\x1f\n\x1b\x46INISH_REASON_GRAMMAR_ERROR\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eoctavo/internal/v1/types.proto\x12\x12octavo.internal.v1\"\xe8\x03\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x05 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x02\x12\x0c\n\x04seed\x18\x08 \x01(\x06\x12\x16\n\x0e\x62ias_token_ids\x18\t \x03(\r\x12\x13\n\x0b\x62ias_values\x18\n \x03(\x02\x12\x12\n\nmax_tokens\x18\x0b \x01(\r\x12\x12\n\nmin_tokens\x18\x0c \x01(\r\x12\x15\n\rend_token_ids\x18\r \x03(\r\x12\x16\n\x0estop_token_ids\x18\x0e \x03(\r\x12\x19\n\x0cnum_logprobs\x18\x0f \x01(\rH\x00\x88\x01\x01\x12 \n\x13num_prompt_logprobs\x18\x10 \x01(\rH\x01\x88\x01\x01\x12\x1d\n\x15prompt_logprobs_start\x18\x11 \x01(\r\x12,\n\x07grammar\x18\x12 \x01(\x0b\x32\x1b.octavo.internal.v1.GrammarB\x0f\n\r_num_logprobsB\x16\n\x14_num_prompt_logprobs\"v\n\x07Grammar\x12-\n\x04kind\x18\x01 \x01(\x0e\x32\x1f.octavo.internal.v1.GrammarKind\x12\x0c\n\x04text\x18\x02 \x01(\t\x12.\n\x08thinking\x18\x03 \x01(\x0b\x32\x1c.octavo.internal.v1.Thinking\"\x87\x01\n\x08Thinking\x12\x0e\n\x06opener\x18\x01 \x01(\t\x12\x0e\n\x06\x63loser\x18\x02 \x01(\t\x12\x16\n\topener_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x16\n\tcloser_id\x18\x04 \x01(\rH\x01\x88\x01\x01\x12\x0f\n\x07is_open\x18\x05 \x01(\x08\x42\x0c\n\n_opener_idB\x0c\n\n_closer_id\"M\n\x0eGrammarVerdict\x12,\n\x07grammar\x18\x01 \x01(\x0b\x32\x1b.octavo.internal.v1.Grammar\x12\r\n\x05\x65rror\x18\x02 \x01(\t\";\n\nStartPhase\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\"\xb3\x01\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x16\n\x0etokenizer_hash\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x15\n\rend_token_ids\x18\x06 \x03(\r\x12\x10\n\x08numerics\x18\x07 \x01(\t\x12\x17\n\x0f\x62\x61tch_invariant\x18\x08 \x01(\x08*\x8f\x01\n\x0bGrammarKind\x12\x1c\n\x18GRAMMAR_KIND_UNSPECIFIED\x10\x00\x12\x1c\n\x18GRAMMAR_KIND_JSON_SCHEMA\x10\x01\x12\x16\n\x12GRAMMAR_KIND_REGEX\x10\x02\x12\x15\n\x11GRAMMAR_KIND_LARK\x10\x03\x12\x15\n\x11GRAMMAR_KIND_EBNF\x10\x04*O\n\x04Task\x12\x14\n\x10TASK_UNSPECIFIED\x10\x00\x12\x11\n\rTASK_GENERATE\x10\x01\x12\x0e\n\nTASK_EMBED\x10\x02\x12\x0e\n\nTASK_SCORE\x10\x03*\xc4\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x46INISH_REASON_END_TOKEN\x10\x01\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x02\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x03\x12\x1f\n\x1b\x46INISH_REASON_NUMERIC_ERROR\x10\x04\x12\x1f\n\x1b\x46INISH_REASON_GRAMMAR_ERROR\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'octavo.internal.v1.types_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GRAMMARKIND']._serialized_start=940
-  _globals['_GRAMMARKIND']._serialized_end=1083
-  _globals['_TASK']._serialized_start=1085
-  _globals['_TASK']._serialized_end=1164
-  _globals['_FINISHREASON']._serialized_start=1167
-  _globals['_FINISHREASON']._serialized_end=1363
+  _globals['_GRAMMARKIND']._serialized_start=1126
+  _globals['_GRAMMARKIND']._serialized_end=1269
+  _globals['_TASK']._serialized_start=1271
+  _globals['_TASK']._serialized_end=1350
+  _globals['_FINISHREASON']._serialized_start=1353
+  _globals['_FINISHREASON']._serialized_end=1549
   _globals['_SAMPLINGPARAMS']._serialized_start=55
   _globals['_SAMPLINGPARAMS']._serialized_end=543
   _globals['_GRAMMAR']._serialized_start=545
-  _globals['_GRAMMAR']._serialized_end=615
-  _globals['_GRAMMARVERDICT']._serialized_start=617
-  _globals['_GRAMMARVERDICT']._serialized_end=694
-  _globals['_STARTPHASE']._serialized_start=696
-  _globals['_STARTPHASE']._serialized_end=755
-  _globals['_MODELINFO']._serialized_start=758
-  _globals['_MODELINFO']._serialized_end=937
+  _globals['_GRAMMAR']._serialized_end=663
+  _globals['_THINKING']._serialized_start=666
+  _globals['_THINKING']._serialized_end=801
+  _globals['_GRAMMARVERDICT']._serialized_start=803
+  _globals['_GRAMMARVERDICT']._serialized_end=880
+  _globals['_STARTPHASE']._serialized_start=882
+  _globals['_STARTPHASE']._serialized_end=941
+  _globals['_MODELINFO']._serialized_start=944
+  _globals['_MODELINFO']._serialized_end=1123
 # @@protoc_insertion_point(module_scope)

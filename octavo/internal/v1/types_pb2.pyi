@@ -234,23 +234,74 @@ class Grammar(_message.Message):
 
     KIND_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    THINKING_FIELD_NUMBER: _builtins.int
     kind: Global___GrammarKind.ValueType
     """How `text` is written."""
     text: _builtins.str
     """The grammar. A client's: never logged."""
+    @_builtins.property
+    def thinking(self) -> Global___Thinking:
+        """What may be thought before it. Absent: nothing."""
+
     def __init__(
         self,
         *,
         kind: Global___GrammarKind.ValueType = ...,
         text: _builtins.str = ...,
+        thinking: Global___Thinking | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["thinking", b"thinking"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "text", b"text", "thinking", b"thinking"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Grammar: _TypeAlias = Grammar  # noqa: Y015
+
+@_typing.final
+class Thinking(_message.Message):
+    """Free text before what a grammar describes. Blanks may follow it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPENER_FIELD_NUMBER: _builtins.int
+    CLOSER_FIELD_NUMBER: _builtins.int
+    OPENER_ID_FIELD_NUMBER: _builtins.int
+    CLOSER_ID_FIELD_NUMBER: _builtins.int
+    IS_OPEN_FIELD_NUMBER: _builtins.int
+    opener: _builtins.str
+    """What opens it."""
+    closer: _builtins.str
+    """What closes it."""
+    opener_id: _builtins.int
+    """The token that the opener is, where that is a special one, which no text spells. Unset: it is text."""
+    closer_id: _builtins.int
+    """The token that the closer is, where that is a special one. Unset: it is text."""
+    is_open: _builtins.bool
+    """The prompt has opened it, so it must be closed. False: the output may open it, or go without."""
+    def __init__(
+        self,
+        *,
+        opener: _builtins.str = ...,
+        closer: _builtins.str = ...,
+        opener_id: _builtins.int | None = ...,
+        closer_id: _builtins.int | None = ...,
+        is_open: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_closer_id", b"_closer_id", "_opener_id", b"_opener_id", "closer_id", b"closer_id", "opener_id", b"opener_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_closer_id", b"_closer_id", "_opener_id", b"_opener_id", "closer", b"closer", "closer_id", b"closer_id", "is_open", b"is_open", "opener", b"opener", "opener_id", b"opener_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__closer_id: _TypeAlias = _typing.Literal["closer_id"]  # noqa: Y015
+    _WhichOneofArgType__closer_id: _TypeAlias = _typing.Literal["_closer_id", b"_closer_id"]  # noqa: Y015
+    _WhichOneofReturnType__opener_id: _TypeAlias = _typing.Literal["opener_id"]  # noqa: Y015
+    _WhichOneofArgType__opener_id: _TypeAlias = _typing.Literal["_opener_id", b"_opener_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__closer_id) -> _WhichOneofReturnType__closer_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__opener_id) -> _WhichOneofReturnType__opener_id | None: ...
+
+Global___Thinking: _TypeAlias = Thinking  # noqa: Y015
 
 @_typing.final
 class GrammarVerdict(_message.Message):
