@@ -7,7 +7,10 @@ words, which may hold some of them, go back to their client alone.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
@@ -52,12 +55,44 @@ def compile_grammar(vocabulary: LLTokenizer, grammar: types_pb2.Grammar) -> LLMa
         raise GrammarError(f"a grammar of kind {grammar.kind} is not one that can be compiled")
     try:
         text = _LIBRARY_TEXT[grammar.kind](grammar.text)
+        if grammar.HasField("thinking"):
+            text = _behind_thinking(grammar.thinking, text)
     except ValueError as error:
         raise GrammarError(str(error)) from None
     matcher = LLMatcher(vocabulary, text, log_level=0, limits=_LIMITS)
     if matcher.is_error():
         raise GrammarError(matcher.get_error())
     return matcher
+
+
+def _behind_thinking(thinking: types_pb2.Thinking, text: str) -> str:
+    """The library's text of a grammar, with free text before it that ends with the first closer.
+
+    A closer that is a special token is only ever that token: the text before it may not spell it, for readers of the
+    answer would take it for the end.
+    """
+    own: list[dict[str, Any]] = json.loads(text)["grammars"] if text.startswith("{") else [{"lark_grammar": text}]
+    named = [{**own[0], "name": "answer"}, *own[1:]]
+    closer = thinking.closer
+    opener = f"<[{thinking.opener_id}]>" if thinking.HasField("opener_id") else json.dumps(thinking.opener)
+    if not thinking.is_open:
+        start = f"start: ({opener} thinking BLANKS?)? @answer"
+    elif thinking.HasField("opener_id"):  # a model may write what its template has written already
+        start = f"start: {opener}? thinking BLANKS? @answer"
+    else:
+        start = "start: thinking BLANKS? @answer"
+    rules = [start, r"BLANKS: /[ \t\r\n]{1,16}/"]
+    if thinking.HasField("closer_id"):
+        rules.append(f"thinking: THOUGHT? <[{thinking.closer_id}]>")
+        rules.append(rf"THOUGHT: /(?s:.+)/ & ~/(?s:.*){_escaped(closer)}(?s:.*)/")
+    else:
+        rules.append(f"thinking[suffix={json.dumps(closer)}]: /(?s:.*)/")
+    return json.dumps({"grammars": [{"lark_grammar": "\n".join(rules)}, *named]})
+
+
+def _escaped(text: str) -> str:
+    """The text as a regular expression between slashes."""
+    return re.sub(r"\W", lambda found: "\\" + found.group(), text, flags=re.ASCII)
 
 
 class _Tokens:

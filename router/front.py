@@ -34,8 +34,7 @@ from router.streams.scheduler_client import SchedulerClient, SchedulerState
 from router.streams.sequence import SequenceDriver
 from router.streams.token_inlet import StreamKeys, TokenInlet
 from router.streams.types import Output, StreamSpec
-from router.structured.checker import GrammarChecker
-from router.structured.spec import GrammarSpec
+from router.structured.checker import GrammarChecker, with_thinking
 from router.text.model_text import ModelText
 from router.tokenizing import Tokenized, detokenize, tokenize
 from router.traces import INCOMING, RequestTracer
@@ -149,7 +148,7 @@ class FrontDoor:
             return build_prompts(request, text, vocab_size=info.vocab_size, max_model_len=info.max_model_len)
 
         prompts = await self.in_thread(build)
-        grammars = [await self._check_grammar(built.grammar, served.info) for built in prompts]
+        grammars = [await self._check_grammar(built, served.info) for built in prompts]
         internal_id = secrets.token_hex(12)
         return [
             Prepared(
@@ -248,16 +247,17 @@ class FrontDoor:
             )
         return replace(options, request_id=clean_request_id(options.request_id))
 
-    async def _check_grammar(self, spec: GrammarSpec | None, info: types_pb2.ModelInfo) -> types_pb2.Grammar | None:
+    async def _check_grammar(self, built: BuiltPrompt, info: types_pb2.ModelInfo) -> types_pb2.Grammar | None:
         """The grammar as workers take it. Raises RouterError."""
-        if spec is None:
+        if (spec := built.grammar) is None:
             return None
         if not info.end_token_ids:
             raise InvalidRequest(
                 spec.field, f"{spec.field}: the model has no end token, so nothing could end the answer"
             )
         self._admission.check_grammar(spec)
-        return await self._grammars.check(spec)
+        found = await self._grammars.check(spec)
+        return found if built.thinking is None else with_thinking(found, built.thinking)
 
     def _make_driver(
         self, spec: StreamSpec, call: scheduler_pb2.GenerateRequest, deliver: Callable[[Output], None]

@@ -13,7 +13,7 @@ from router.replies.output import ReplySpec
 from router.replies.tools import read_tool_use
 from router.requests import ChatPrompt, GenerationRequest
 from router.sampling_rules import check_flag
-from router.structured.spec import GrammarSpec
+from router.structured.spec import GrammarSpec, Thinking
 from router.text.model_text import ModelText
 from router.text.prompt import Prompt, PromptBuilder
 
@@ -25,6 +25,8 @@ class BuiltPrompt:
     prompt: Prompt
     reply: ReplySpec | None = None
     grammar: GrammarSpec | None = None
+    thinking: Thinking | None = None
+    """What may come before the text that the grammar describes."""
 
 
 def build_prompts(
@@ -52,15 +54,22 @@ def _build_chat(asked: ChatPrompt, grammar: GrammarSpec | None, text: ModelText,
     options = asked.options if use.functions else replace(asked.options, tools=None)
     prompt = builder.chat(asked.messages, options, add_special_tokens=asked.add_special_tokens)
     grammar = text.replies.grammar(use, text.tokenizer.token_id) or grammar
-    # A grammar rules the answer from its first token on: it leaves no room for thinking.
-    settings = text.replies if grammar is None else replace(text.replies, tags=None)
+    settings, thinking = text.replies, None
+    prompt_text = prompt.text or ""
+    continued_text = _last_text(asked.messages) if options.continue_final_message else ""
+    if grammar is not None:
+        thinking = settings.thinking(
+            prompt_text, continued_text=continued_text, special_id=text.tokenizer.special_token_id
+        )
+        if thinking is None:  # what the answer may spell is its content
+            settings = replace(settings, tags=None)
     reply = settings.spec(
         use,
-        prompt.text or "",
-        continued_text=_last_text(asked.messages) if options.continue_final_message else "",
+        prompt_text,
+        continued_text=continued_text,
         shows_reasoning=check_flag("include_reasoning", asked.include_reasoning, default=True),
     )
-    return BuiltPrompt(prompt, reply, grammar)
+    return BuiltPrompt(prompt, reply, grammar, thinking)
 
 
 def _last_text(messages: object) -> str:

@@ -13,7 +13,7 @@ from router.replies.formats import FORMATS, HERMES, LLAMA3, MISTRAL, CallFormat,
 from router.replies.output import ReplySpec
 from router.replies.reasoning import REASONING_TAGS, ReasoningTags, detect_tags, opens_inside
 from router.replies.tools import ToolUse
-from router.structured.spec import GrammarSpec
+from router.structured.spec import GrammarSpec, Thinking
 from router.structured.tools import ToolFormat, spec_for_tools
 
 
@@ -52,6 +52,21 @@ class ReplySettings:
         written = f"{form.before_all}{form.before_call}{form.after_call}"
         special_ids = {mark: found for mark, found in marks.items() if found is not None and mark in written}
         return spec_for_tools(use.forced, replace(form, special_ids=special_ids), parallel=use.parallel)
+
+    def thinking(
+        self, prompt_text: str, *, continued_text: str, special_id: Callable[[str], int | None]
+    ) -> Thinking | None:
+        """What may come before an answer to this prompt that a grammar holds; None where it begins at once.
+
+        `special_id` gives the id of a special token.
+        """
+        tags = self.tags
+        if tags is None:
+            return None
+        is_open = opens_inside(tags, prompt_text, continued_text)
+        if not is_open and (continued_text or prompt_text.rstrip().endswith(tags.closer)):
+            return None
+        return Thinking(tags.opener, tags.closer, special_id(tags.opener), special_id(tags.closer), is_open)
 
     def _format_for(self, use: ToolUse) -> CallFormat:
         """The model's format. One that is told to call a tool can be held to any format."""

@@ -13,7 +13,7 @@ from collections import OrderedDict
 
 from octavo.internal.v1 import types_pb2
 from router.errors import Exhausted, InvalidRequest, Unavailable
-from router.structured.spec import GrammarKind, GrammarSpec
+from router.structured.spec import GrammarKind, GrammarSpec, Thinking
 
 DEFAULT_TIMEOUT_S = 1.0
 """A worker's step may have to wait for as long at the grammar's first token; good schemas take milliseconds."""
@@ -28,6 +28,21 @@ _WIRE_KINDS = {
     GrammarKind.LARK: types_pb2.GRAMMAR_KIND_LARK,
     GrammarKind.EBNF: types_pb2.GRAMMAR_KIND_EBNF,
 }
+
+
+def with_thinking(grammar: types_pb2.Grammar, thinking: Thinking) -> types_pb2.Grammar:
+    """A checked grammar behind thinking: that adds nothing of a client's, so it needs no check of its own."""
+    found = types_pb2.Grammar(
+        thinking=types_pb2.Thinking(
+            opener=thinking.opener,
+            closer=thinking.closer,
+            opener_id=thinking.opener_id,
+            closer_id=thinking.closer_id,
+            is_open=thinking.is_open,
+        )
+    )
+    found.MergeFrom(grammar)
+    return found
 
 
 class GrammarChecker:

@@ -44,6 +44,19 @@ class GrammarSpec:
     """The path of the request's field that it stands in, for refusals."""
 
 
+@dataclass(frozen=True)
+class Thinking:
+    """What the model may think before the text that a grammar describes."""
+
+    opener: str
+    closer: str
+    opener_id: int | None
+    """The token that the opener is, where that is a special one, which no text spells."""
+    closer_id: int | None
+    is_open: bool
+    """The prompt has opened it, so it must be closed; else the answer may go without."""
+
+
 def schema_text(path: str, schema: Mapping[str, Any], whitespace: Mapping[str, object] = BOUNDED_WHITESPACE) -> str:
     """A JSON Schema as it travels, with how its JSON may be spaced. Raises `InvalidRequest` naming `path`.
 

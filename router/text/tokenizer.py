@@ -142,6 +142,11 @@ class Tokenizer:
         result: int | None = self._backend.token_to_id(token)
         return result
 
+    def special_token_id(self, token: str) -> int | None:
+        """The id of a special token by its text, or None."""
+        found = self.token_id(token)
+        return found if found in self.special_ids else None
+
     def _special_id(self, name: str) -> int | None:
         content = self.special_tokens.get(name)
         return None if content is None else self.token_id(content)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.router_stack import Stack, in_loop, stack
+from tests.fakes.router_stack import Stack, in_loop, stack, write_text_model
 from tests.fakes.scheduler import Attempt
 from tests.router.chat_models import (
     write_hermes_model,
@@ -235,6 +235,47 @@ async def test_thinking_is_split_off(tmp_path: Path) -> None:
         choice = (await post(made, tools=[TOOL]))["choices"][0]
         assert choice["message"]["reasoning_content"] == "hm"
         assert choice["message"]["tool_calls"][0]["function"]["name"] == "add"
+
+
+@in_loop
+async def test_a_constrained_answer_is_thought_about(tmp_path: Path) -> None:
+    json_object: dict[str, Any] = {"response_format": {"type": "json_object"}}
+    async with stack(write_thinking_model(tmp_path)) as made:
+        made.say('{"hm": 1}</think>\n\n{}')
+        message = (await post(made, **json_object))["choices"][0]["message"]
+        assert (message["reasoning_content"], message["content"]) == ('{"hm": 1}', "{}")
+        thinking = made.scheduler.requests[-1].sampling.grammar.thinking
+        assert (thinking.opener, thinking.closer, thinking.is_open) == ("<think>", "</think>", True)
+        assert not thinking.HasField("closer_id"), "no special token"
+
+        made.say('hm</think>\n<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>')
+        message = (await post(made, tools=[TOOL], tool_choice="required"))["choices"][0]["message"]
+        assert (message["reasoning_content"], message["tool_calls"][0]["function"]["name"]) == ("hm", "add")
+        assert made.scheduler.requests[-1].sampling.grammar.thinking.is_open
+
+        made.say("{}")
+        for body in (
+            {"chat_template_kwargs": {"enable_thinking": False}},
+            {"messages": [USER, {"role": "assistant", "content": "{"}], "continue_final_message": True},
+        ):
+            message = (await post(made, **body, **json_object))["choices"][0]["message"]
+            assert (message.get("reasoning_content"), message["content"]) == (None, "{}")
+            grammar = made.scheduler.requests[-1].sampling.grammar
+            assert grammar.text
+            assert not grammar.HasField("thinking")
+
+
+@in_loop
+async def test_thinking_that_no_template_opens_and_special_tokens_mark(tmp_path: Path) -> None:
+    marks = ["[THINK]", "[/THINK]"]
+    directory = write_text_model(tmp_path, specials=marks)
+    async with stack(directory, reasoning_parser="mistral") as made:
+        made.say("[THINK]hm[/THINK]ab")
+        message = (await post(made, structured_outputs={"regex": "[ab]+"}))["choices"][0]["message"]
+        assert (message["reasoning_content"], message["content"]) == ("hm", "ab")
+        thinking = made.scheduler.requests[-1].sampling.grammar.thinking
+        assert [thinking.opener_id, thinking.closer_id] == [made.tokenizer.token_id(mark) for mark in marks]
+        assert not thinking.is_open
 
 
 @in_loop

@@ -56,6 +56,10 @@ async def test_thinking_and_template_variables(tmp_path: Path) -> None:
         assert (choice.reasoning, choice.text) == ("hm", "Four.")
         (choice,) = (await client.chat(MESSAGES, hide_reasoning=True)).choices
         assert (choice.reasoning, choice.text) == ("", "Four.")
+        made.say("hm</think>[4]")
+        (choice,) = (await client.chat(MESSAGES, structured_output={"regex": r"\[\d\]"})).choices
+        assert (choice.reasoning, choice.text) == ("hm", "[4]")
+        assert made.scheduler.requests[-1].sampling.grammar.thinking.is_open
         made.say("Four.")
         (choice,) = (await client.chat(MESSAGES, template_variables={"enable_thinking": False})).choices
         assert (choice.reasoning, choice.text) == ("", "Four.")

@@ -209,6 +209,61 @@ def test_constrained_and_free_rows_share_steps(model: Model) -> None:
     assert [answer(sequence) for sequence in together] == alone
 
 
+def behind_thinking(grammar: types_pb2.Grammar, **thinking: Any) -> types_pb2.Grammar:
+    found = types_pb2.Grammar(thinking=types_pb2.Thinking(**{"opener": "0.", "closer": "}}", **thinking}))
+    found.MergeFrom(grammar)
+    return found
+
+
+def favour(model: Model, name: str) -> dict[str, Any]:
+    """Parameters under which a random model soon says a token."""
+    return {"bias_token_ids": [model.token_id(name)], "bias_values": [3.0]}
+
+
+def test_thinking_is_free_and_the_answer_behind_it_is_not(model: Model) -> None:
+    open_grammar = behind_thinking(regex("[a-c]{3}"), is_open=True)
+    said = [model.say(open_grammar, seed=seed, max_tokens=200, **favour(model, "}}")) for seed in range(6)]
+    assert all(sequence.finish == END for sequence in said)
+    parts = [model.text(sequence).split("}}", 1) for sequence in said]
+    assert all(re.fullmatch(r"\s{0,16}[a-c]{3}", answer) for _, answer in parts)
+    assert len({thought for thought, _ in parts}) > 1
+
+
+def test_a_closer_that_is_a_special_token_is_never_spelled(model: Model) -> None:
+    call_id = model.token_id("<|call|>")
+    # A closer that the model would often spell, were it allowed to.
+    grammar = behind_thinking(schema({"enum": [1, 2]}), closer="a", closer_id=call_id, is_open=True)
+    for seed in range(6):
+        said = model.say(grammar, seed=seed, max_tokens=200, **favour(model, "<|call|>"))
+        assert said.finish == END
+        at = said.output.index(call_id)
+        assert "a" not in model.tokenizer.decode(said.output[:at])
+        assert json.loads(model.tokenizer.decode(said.output[at:])) in (1, 2)
+
+
+def test_thinking_that_the_prompt_has_not_opened_may_be_left_out(model: Model) -> None:
+    grammar = behind_thinking(regex("x{4}"))
+    x_id = model.tokenizer.encode("x", add_special_tokens=False).ids[-1]
+    for wanted, shape in ((model.token_id("0."), r"0\.(?s:.*?)}}\s{0,16}x{4}"), (x_id, "x{4}")):
+        bias: dict[str, Any] = {"bias_token_ids": [wanted, model.token_id("}}")], "bias_values": [20.0, 19.0]}
+        said = model.say(grammar, max_tokens=200, **bias)
+        assert re.fullmatch(shape, model.text(said))
+
+
+def test_an_answer_behind_thinking_resumes_where_it_was(model: Model) -> None:
+    grammar = behind_thinking(schema({"type": "array", "items": {"enum": ["é", 12]}, "minItems": 4}), is_open=True)
+    params: dict[str, Any] = {"seed": 4, "num_logprobs": 1, "max_tokens": 40, **favour(model, "}}")}
+    whole = model.say(grammar, **params)
+    for num_before in range(1, len(whole.output), 8):
+        lost = model.add(grammar, **params)
+        while len(lost.output) < num_before:
+            model.driver.step({lost.key: len(lost.tokens) - lost.num_computed})
+        resumed = model.driver.resume(lost)
+        model.driver.preempt(lost)
+        model.driver.finish(resumed)
+        assert (answer(resumed), resumed.finish) == (answer(whole), whole.finish)
+
+
 def test_an_answer_resumes_where_it_was(model: Model) -> None:
     grammar = schema({"type": "object", "properties": {"é": {"type": "string", "minLength": 9}}, "required": ["é"]})
     params: dict[str, Any] = {"seed": 3, "num_logprobs": 1, "max_tokens": 24}
