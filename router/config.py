@@ -49,11 +49,18 @@ class RouterConfig(AccessOptions, BrowserOptions):
         kind="seconds",
         limits=Limits(minimum=0),
     )
+    drain_timeout: float = option(
+        30.0,
+        "Longest that open requests may take once the router is asked to end (the first Ctrl-C, SIGTERM); what lasts "
+        "longer ends with an error.",
+        kind="seconds",
+        limits=Limits(minimum=0),
+    )
     max_message_bytes: int = option(
         16 * 2**20,
         "Largest request body or gRPC message accepted from a client.",
         kind="bytes",
-        limits=Limits(minimum=2**16),
+        limits=Limits(2**16, 2**31 - 1),
     )
     tool_call_parser: str = option(
         "auto",

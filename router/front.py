@@ -19,7 +19,7 @@ from octavo.internal.v1 import scheduler_pb2, types_pb2
 from octavo.phases import Phase
 from router.access.admission import Admission
 from router.access.key_file import PRIORITY_MAX, PRIORITY_MIN
-from router.errors import InvalidRequest, Unavailable, check_text, show_value
+from router.errors import ErrorKind, InvalidRequest, Unavailable, check_text, show_value
 from router.generation import StreamContext, run
 from router.merging import merge
 from router.metrics import RouterMetrics
@@ -133,6 +133,11 @@ class FrontDoor:
     async def wait_idle(self) -> None:
         """Return when no request is live."""
         await self._idle.wait()
+
+    def end_all(self, reason: str) -> None:
+        """Let every sequence fail as unavailable; the requests end as soon as their readers have taken that."""
+        for driver in tuple(self._drivers):
+            driver.fail(ErrorKind.UNAVAILABLE, reason)
 
     async def prepare(self, request: GenerationRequest) -> list[Prepared]:
         """Check everything, before anything runs. Raises RouterError; one bad prompt refuses them all."""

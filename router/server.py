@@ -183,11 +183,18 @@ class Router:
         return f"{_bracketed(self.config.host)}:{self.grpc_port}"
 
     async def drain(self) -> None:
-        """Refuse what is new, finish what runs."""
+        """Refuse what is new, finish what runs; what outlasts --drain-timeout is told so."""
         _LOG.info("draining %d requests", self.front.num_live)
         self.front.draining = True
         self._publish()
-        await self.front.wait_idle()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.config.drain_timeout):
+                return await self.front.wait_idle()
+        _LOG.warning("%d requests have outlasted --drain-timeout and end with an error", self.front.num_live)
+        self.front.end_all("this router is shutting down, and the request has outlasted its --drain-timeout; try again")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSING_S):  # who reads nothing hears no more
+                await self.front.wait_idle()
 
     async def stop(self) -> None:
         """End every part, whatever still runs."""

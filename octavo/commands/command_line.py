@@ -25,12 +25,6 @@ from worker_svc.config import WorkerConfig
 class ServeConfig:
     """What `octavo serve` itself decides, beside the options of its processes."""
 
-    drain_timeout: float = option(
-        30.0,
-        "Longest that open requests may take after the first Ctrl-C.",
-        kind="seconds",
-        limits=Limits(minimum=0),
-    )
     data_parallel_size: int = option(
         1, "Workers that hold the model, each a whole replica; they share the cores.", limits=Limits(1, 1024)
     )

@@ -35,6 +35,8 @@ DEMO_PROMPT = "In two sentences: why is the sky blue?"
 _LOOPBACK = "127.0.0.1"
 _INTERNAL_TLS = " --internal-tls-cert ME.pem --internal-tls-key ME.key --internal-tls-ca CA.pem"
 _POLL_S = 0.1
+_CLOSING_S = 10.0
+"""What a router may take to end once its requests have, by whatever end."""
 _LAST_PORT = 65535
 
 
@@ -221,7 +223,7 @@ async def _supervise(stack: StackConfig) -> int:
         print("\n".join(greeting(stack.router, metrics_addresses(stack))), flush=True)
 
     supervisor = Supervisor(
-        child_specs(stack), wait_ready, announce, console, drain_timeout_s=stack.serve.drain_timeout
+        child_specs(stack), wait_ready, announce, console, drain_timeout_s=stack.router.drain_timeout + _CLOSING_S
     )
     return await supervisor.run()
 

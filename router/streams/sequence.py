@@ -83,6 +83,11 @@ class SequenceDriver:
         self._release()
         self._cancel_call()
 
+    def fail(self, kind: ErrorKind, message: str) -> None:
+        """End it from above, with an error as its last output."""
+        self.cancel()
+        self._deliver(Failed(kind, message))
+
     def availability(self, state: SchedulerState) -> None:
         """Tell it whether replicas of its model are ready."""
         self._feed(Availability(state.can_serve(self._call.model)))
@@ -111,8 +116,7 @@ class SequenceDriver:
             self._set_timer()
 
     def _expire(self) -> None:
-        self.cancel()
-        self._deliver(Failed(ErrorKind.DEADLINE, "the deadline passed while the scheduler was out of reach"))
+        self.fail(ErrorKind.DEADLINE, "the deadline passed while the scheduler was out of reach")
 
     def _set_timer(self) -> None:
         due = self._stream.wake_at

@@ -172,3 +172,23 @@ async def test_a_drain_finishes_what_runs_and_refuses_what_is_new(model_dir: Pat
         go_on.set()
         assert (await running).json()["choices"][0]["text"] == "done"
         await drained
+
+
+@in_loop
+async def test_f46_what_outlasts_the_drain_is_told_so_on_both_surfaces(model_dir: Path) -> None:
+    body = {"prompt": "x", "n": 2}
+    async with stack(model_dir, hang, drain_timeout=0.0) as made, AsyncClient(made.grpc_address) as client:
+        whole = asyncio.create_task(made.http.post("/v1/completions", json=body))
+        asked = asyncio.create_task(client.generate("x"))
+        async with made.http.stream("POST", "/v1/completions", json={**body, "stream": True}) as streamed:
+            lines = streamed.aiter_lines()
+            assert "choices" in await anext(lines)
+            await made.scheduler.until(lambda: len(made.scheduler.requests) == 5)
+            await made.router.drain()
+            *_, error, done = [line async for line in lines if line]
+        assert "--drain-timeout" in error
+        assert done == "data: [DONE]"
+        assert (await whole).status_code == 503
+        with pytest.raises(Unavailable, match="--drain-timeout"):
+            await asked
+        await until_cancelled(made, 5)
