@@ -11,106 +11,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kernels.quantized import GroupedWeight
-from kernels.reference.quantized import dequantize, quantize_grouped, quantize_scaled
+from kernels.reference.quantized import dequantize
 from octavo.sources import ModelSource, Origin
 from tests.weights import tiny_checkpoints
+from tests.weights.quantized_layouts import GROUP, Written, awq, compressed, fp8, gptq, int8, packed_4_bits
 from worker_svc.weights import WeightsError, open_checkpoint
 from worker_svc.weights.quantization_config import parse_quantization
 from worker_svc.weights.quantized_checkpoint import QuantizedCheckpoint
-
-GROUP = 16
-# The tensors of one module, by the last part of their names, and the matrix they stand for.
-Written = tuple[dict[str, Tensor], Tensor]
-
-
-def packed(numbers: Tensor, bits: int, along: int) -> Tensor:
-    """Numbers in int32 words, the first in the lowest bits, word by word."""
-    numbers = numbers.movedim(along, -1)
-    words = torch.zeros(*numbers.shape[:-1], -(-numbers.shape[-1] * bits // 32), dtype=torch.int64)
-    for place in range(numbers.shape[-1]):
-        words[..., place * bits // 32] |= numbers[..., place].long() << (place * bits % 32)
-    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32).movedim(-1, along).contiguous()
-
-
-def expected_matrix(weight: GroupedWeight) -> Tensor:
-    """One element after the other."""
-    codes, zeros, scales = weight.codes.tolist(), weight.zeros.tolist(), weight.scales.tolist()
-    groups = weight.groups.tolist()
-    return torch.tensor(
-        [
-            [(code - zeros[n][groups[k]]) * scales[n][groups[k]] for k, code in enumerate(row)]
-            for n, row in enumerate(codes)
-        ]
-    )
-
-
-def awq(weight: Tensor) -> Written:
-    quantized = quantize_grouped(weight, GROUP)
-    order = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])
-
-    def interleaved(numbers: Tensor) -> Tensor:
-        return packed(numbers.reshape(len(numbers), -1, 8)[..., order].flatten(1), 4, 1)
-
-    tensors = {
-        "qweight": interleaved(quantized.codes.t()),
-        "qzeros": interleaved(quantized.zeros.t()),
-        "scales": quantized.scales.t().half().contiguous(),
-    }
-    return tensors, expected_matrix(quantized)
-
-
-def gptq(weight: Tensor, bits: int = 4, shuffled: bool = False, offset: int = 1) -> Written:
-    quantized = quantize_grouped(weight, GROUP, bits)
-    zeros = quantized.zeros.clamp(min=1)
-    groups = quantized.groups.flip(0) if shuffled else quantized.groups
-    quantized = GroupedWeight(quantized.codes, quantized.scales, zeros, groups, bits)
-    tensors = {
-        "qweight": packed(quantized.codes.t(), bits, 0),
-        "qzeros": packed(zeros.t() - offset, bits, 1),
-        "scales": quantized.scales.t().half().contiguous(),
-        "g_idx": groups.int(),
-    }
-    return tensors, expected_matrix(quantized)
-
-
-def fp8(weight: Tensor, block: tuple[int, int], name: str, flat: bool = False) -> Written:
-    quantized = quantize_scaled(weight, block)
-    scales = quantized.scales.flatten()[0] if flat else quantized.scales
-    tensors = {"weight": quantized.values, name: scales.clone(), "input_scale": torch.ones(1)}
-    height, width = quantized.block
-    values = quantized.values.float().tolist()
-    matrix = [
-        [value * quantized.scales[n // height, k // width].item() for k, value in enumerate(row)]
-        for n, row in enumerate(values)
-    ]
-    return tensors, torch.tensor(matrix)
-
-
-def packed_4_bits(weight: Tensor, symmetric: bool) -> Written:
-    quantized = quantize_grouped(weight, GROUP)
-    zeros = torch.full_like(quantized.zeros, 8) if symmetric else quantized.zeros
-    quantized = GroupedWeight(quantized.codes, quantized.scales, zeros, quantized.groups, 4)
-    tensors = {
-        "weight_packed": packed(quantized.codes, 4, 1),
-        "weight_scale": quantized.scales.bfloat16(),
-        "weight_shape": torch.tensor(weight.shape),
-    }
-    if not symmetric:
-        tensors["weight_zero_point"] = packed(zeros, 4, 0)
-    scales = quantized.scales.bfloat16().float()
-    return tensors, expected_matrix(GroupedWeight(quantized.codes, scales, zeros, quantized.groups, 4))
-
-
-def int8(weight: Tensor) -> Written:
-    scales = weight.abs().amax(1, keepdim=True) / 127
-    values = (weight / scales).round().to(torch.int8)
-    return {"weight": values, "weight_scale": scales}, torch.tensor(values.tolist()) * scales
-
-
-def compressed(layout: str, bits: int, **weights: Any) -> dict[str, Any]:
-    group = {"weights": {"num_bits": bits, **weights}, "targets": ["Linear"]}
-    return {"quant_method": "compressed-tensors", "format": layout, "config_groups": {"group_0": group}}
-
 
 BLOCK = (32, 48)
 LAYOUTS: dict[str, tuple[Callable[[Tensor], Written], dict[str, Any]]] = {
@@ -185,18 +92,50 @@ def test_a_missing_companion_is_named(tmp_path: Path) -> None:
         tiny_checkpoints.load_all(open_checkpoint(source, torch.float32), torch.float32)
 
 
+@pytest.mark.parametrize("layout", ["awq", "gptq"])
+def test_f60_groups_that_are_not_those_of_the_config_are_refused_with_sizes(tmp_path: Path, layout: str) -> None:
+    source, _ = write(tmp_path, layout)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for group_size, refused in ((GROUP, False), (-1, False), (2 * GROUP, True), (GROUP // 2, True)):
+        config["quantization_config"]["group_size"] = group_size
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        checkpoint = open_checkpoint(source, torch.float32)
+        if not refused:
+            tiny_checkpoints.load_all(checkpoint, torch.float32)
+            continue
+        words = rf"proj cannot be read: .* 4 groups of group_size {group_size}, which do not divide its 64 inputs"
+        with pytest.raises(WeightsError, match=words):
+            tiny_checkpoints.load_all(checkpoint, torch.float32)
+
+
+def test_f60_a_last_group_cut_short_is_read_where_its_size_is_said(tmp_path: Path) -> None:
+    name = "model.layers.0.mlp.down_proj"
+    config = {"quant_method": "awq", "bits": 4, "group_size": 64}
+    tensors, whole = awq(torch.randn(8, 128, generator=torch.Generator().manual_seed(1)), 64)
+    cut = {f"{name}.{kind}": part[:96] if kind == "qweight" else part for kind, part in tensors.items()}
+    save_file({each: part.contiguous() for each, part in cut.items()}, tmp_path / "model.safetensors")
+    source = ModelSource("tiny", Origin.DIRECTORY, tmp_path, tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
+    assert torch.equal(open_checkpoint(source, torch.float32).load(f"{name}.weight"), whole[:, :96])
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {**config, "group_size": 128}}))
+    with pytest.raises(WeightsError, match=r"2 groups of group_size 128, which do not divide its 96 inputs"):
+        open_checkpoint(source, torch.float32).load(f"{name}.weight")
+
+
 @pytest.mark.parametrize(
     ("fields", "what"),
     [
         ({"quant_method": "bitsandbytes"}, "quant_method 'bitsandbytes'"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version gemv"),
         ({"quant_method": "gptq", "bits": 3}, "gptq of 3 bits"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "group_size 0"),
+        ({"quant_method": "awq", "bits": 4, "q_group_size": "all"}, "group_size 'all'"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fp8 of format e5m2"),
         (compressed("nvfp4-pack-quantized", 4), "format nvfp4-pack-quantized"),
         ({"bits": 4}, "without quant_method"),
     ],
 )
-def test_others_are_refused_with_the_list_of_what_is_read(fields: Mapping[str, Any], what: str) -> None:
+def test_f60_others_are_refused_with_the_list_of_what_is_read(fields: Mapping[str, Any], what: str) -> None:
     with pytest.raises(WeightsError, match=rf"{what}.* supported: awq .*gptq .*fp8 .*compressed-tensors"):
         parse_quantization({"quantization_config": fields})
 

@@ -28,6 +28,8 @@ class QuantizationConfig:
     bits: int | None = None
     # GPTQ's first format stores zero points less one.
     zero_offset: int = 0
+    # Inputs that share a scale, of AWQ and GPTQ; None where they all do, or where the tensors alone say it.
+    group_size: int | None = None
     # (rows, columns) that share a scale, where scales are for blocks.
     block: tuple[int, int] | None = None
 
@@ -51,14 +53,16 @@ def _awq(fields: Mapping[str, Any]) -> QuantizationConfig:
     bits, version = fields.get("bits", fields.get("w_bit")), str(fields.get("version", "gemm")).lower()
     if bits != 4 or version != "gemm":
         raise _refusal(f"awq of {bits} bits, version {version}")
-    return QuantizationConfig("awq", 4)
+    return QuantizationConfig("awq", 4, group_size=_group_size(fields, "q_group_size"))
 
 
 def _gptq(fields: Mapping[str, Any]) -> QuantizationConfig:
     bits, layout = fields.get("bits"), str(fields.get("checkpoint_format") or "gptq")
     if bits not in (4, 8) or layout not in ("gptq", "gptq_v2"):
         raise _refusal(f"gptq of {bits} bits, checkpoint_format {layout}")
-    return QuantizationConfig("gptq", int(bits), zero_offset=1 if layout == "gptq" else 0)
+    return QuantizationConfig(
+        "gptq", int(bits), zero_offset=1 if layout == "gptq" else 0, group_size=_group_size(fields)
+    )
 
 
 def _fp8(fields: Mapping[str, Any]) -> QuantizationConfig:
@@ -82,6 +86,15 @@ def _compressed(fields: Mapping[str, Any]) -> QuantizationConfig:
     if (fields.get("sparsity_config") or {}).get("format", "dense") != "dense":
         raise _refusal("compressed-tensors with sparse weights")
     return QuantizationConfig("compressed-tensors", block=blocks.pop() if blocks else None)
+
+
+def _group_size(fields: Mapping[str, Any], other_name: str = "group_size") -> int | None:
+    size = fields.get("group_size", fields.get(other_name))
+    if size is None or size == -1:  # one group over all inputs
+        return None
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise _refusal(f"group_size {size!r}")
+    return size
 
 
 def _block(value: Any) -> tuple[int, int] | None:

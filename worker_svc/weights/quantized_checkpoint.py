@@ -109,7 +109,8 @@ class QuantizedCheckpoint:
         zeros = _unpacked(self._companion(module, "qzeros"), 4)
         scales = self._companion(module, "scales").float()
         codes, zeros = (x.view(len(x), -1, 8)[..., _AWQ_PLACES].flatten(1) for x in (codes, zeros))
-        return GroupedWeight(codes.t(), scales.t(), zeros.t(), _even_groups(len(codes), len(scales)), 4)
+        groups = _runs(len(codes), len(scales), self._config.group_size)
+        return GroupedWeight(codes.t(), scales.t(), zeros.t(), groups, 4)
 
     def _gptq(self, module: str) -> GroupedWeight:
         """qweight [in / per word, out] int32, qzeros [groups, out / per word], scales [groups, out], g_idx [in]."""
@@ -118,8 +119,9 @@ class QuantizedCheckpoint:
         zeros = _unpacked(self._companion(module, "qzeros"), bits) + self._config.zero_offset
         scales = self._companion(module, "scales").float()
         groups = self._optional(module, "g_idx")
-        even = _even_groups(codes.shape[1], len(scales))
-        return GroupedWeight(codes, scales.t(), zeros.t(), even if groups is None else groups.long(), bits)
+        # With desc_act, g_idx gives the groups in the order of the inputs' weight.
+        runs = _runs(codes.shape[1], len(scales), self._config.group_size)
+        return GroupedWeight(codes, scales.t(), zeros.t(), runs if groups is None else groups.long(), bits)
 
     def _packed(self, module: str) -> GroupedWeight:
         """weight_packed [out, in / per word] int32; weight_scale [out, groups]; zero points packed along out."""
@@ -134,8 +136,8 @@ class QuantizedCheckpoint:
         else:
             levels = _unpacked(zeros.t(), bits).t()[:rows]
         groups = self._optional(module, "weight_g_idx")
-        even = _even_groups(columns, scales.shape[1])
-        return GroupedWeight(codes, scales, levels, even if groups is None else groups.long(), bits)
+        runs = _runs(columns, scales.shape[1], None)
+        return GroupedWeight(codes, scales, levels, runs if groups is None else groups.long(), bits)
 
     def _scaled(self, module: str) -> ScaledWeight:
         """weight [out, in] e4m3 or int8 under weight_scale_inv or weight_scale, both of which multiply."""
@@ -169,6 +171,13 @@ def _unpacked(words: Tensor, bits: int) -> Tensor:
     return numbers.to(torch.uint8).flatten(1)
 
 
-def _even_groups(num_inputs: int, num_groups: int) -> Tensor:
-    """The group of each input where groups are runs of one length."""
-    return torch.arange(num_inputs) // -(-num_inputs // num_groups)
+def _runs(num_inputs: int, num_groups: int, group_size: int | None) -> Tensor:
+    """The group of each input where groups are runs of one length, the last of which may be cut short.
+
+    Raises ValueError where the tensors have other groups than `group_size` makes, or, without one, no even ones.
+    """
+    size = group_size or num_inputs // max(1, num_groups)
+    if size < 1 or -(-num_inputs // size) != num_groups or (group_size is None and num_inputs % num_groups):
+        said = "" if group_size is None else f" of group_size {group_size}"
+        raise ValueError(f"its scales are of {num_groups} groups{said}, which do not divide its {num_inputs} inputs")
+    return torch.arange(num_inputs) // size
