@@ -11,6 +11,7 @@ SIZES = [
     DividedSizes(9, 3, 1536, 49152),
     DividedSizes(8, 1, 96, 257),
     DividedSizes(4, 4, 64, 11),
+    DividedSizes(8, 2, 96, 1001),
 ]
 
 
@@ -44,6 +45,8 @@ def test_rank_0_never_has_more_heads_than_others() -> None:
             12,
             "12 ranks cannot share 32 query heads .* on 8 KV heads .*; this model can be shared by 1, 2, 4, 7",
         ),
+        (SIZES[4], 3, r"3 ranks cannot share 8 query heads .* on 2 KV heads .*; .* by 1, 2, 4, 8$"),
+        (SIZES[4], 16, "16 ranks cannot share 8 query heads"),
         (SIZES[1], 4, "4 ranks cannot share 9 query heads"),
         (DividedSizes(8, 8, 100, 50), 3, "intermediate_size 100 is not a multiple of 3; .* 1, 2, 4, 5$"),
         (DividedSizes(8, 8, 64, 3), 4, "vocab_size 3 is less than 4"),

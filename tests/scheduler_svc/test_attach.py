@@ -186,7 +186,7 @@ def test_another_model_under_the_same_name_is_refused_beside_a_replica_and_welco
     run(test)
 
 
-def test_a_replica_that_completes_no_step_for_too_long_is_not_ready_until_it_does() -> None:
+def test_f44_a_replica_that_completes_no_step_for_too_long_is_not_ready_until_it_does() -> None:
     async def test() -> None:
         async with scheduler() as shell:
             router, worker = await watching(shell), await attaching(shell)
@@ -213,7 +213,7 @@ def test_a_replica_that_completes_no_step_for_too_long_is_not_ready_until_it_doe
     run(test)
 
 
-def test_an_idle_replica_never_stalls() -> None:
+def test_f44_an_idle_replica_never_stalls() -> None:
     async def test() -> None:
         async with scheduler() as shell:
             router = await watching(shell)

@@ -150,6 +150,19 @@ def test_bos_is_added_where_the_file_or_its_splitting_asks_for_it(tmp_path: Path
     assert tokenizer_config(header)["add_bos_token"] is True
 
 
+@pytest.mark.parametrize(("said", "adds_bos"), [(None, True), (True, True), (False, False)])
+def test_f54_without_a_word_on_bos_pieces_get_one_and_there_may_be_no_template(
+    tmp_path: Path, said: bool | None, adds_bos: bool
+) -> None:
+    writer = tiny_gguf.start_llama(tmp_path / "bos.gguf", 300)
+    tiny_gguf.add_sentencepiece_vocabulary(writer, said)
+    tiny_gguf.finish(writer)
+    header = read_gguf_header(tmp_path / "bos.gguf")
+    assert Tokenizer.from_str(tokenizer_json(header)).encode("the").tokens == ["<s>", "▁the"][not adds_bos :]
+    config = tokenizer_config(header)
+    assert (config["add_bos_token"], "chat_template" in config) == (adds_bos, False)
+
+
 def test_cl100k_splits_as_llama3_and_adds_nothing(tmp_path: Path) -> None:
     ours = Tokenizer.from_str(tokenizer_json(_byte_level(tmp_path, "dbrx", extra=("cat",))))
     llama = Tokenizer.from_str(tokenizer_json(_byte_level(tmp_path, "llama-bpe")))

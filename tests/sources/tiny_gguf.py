@@ -47,8 +47,11 @@ def add_byte_level_vocabulary(writer: gguf.GGUFWriter, pre: str, extra: Sequence
     return tokens
 
 
-def add_sentencepiece_vocabulary(writer: gguf.GGUFWriter) -> list[str]:
-    """A vocabulary of pieces with scores and byte fallback, as SentencePiece would train it."""
+def add_sentencepiece_vocabulary(writer: gguf.GGUFWriter, adds_bos: bool | None = True) -> list[str]:
+    """A vocabulary of pieces with scores and byte fallback, as SentencePiece would train it.
+
+    `adds_bos` None: the file does not say.
+    """
     pieces = ["▁", *"abcdehilnorstuwxyz.,!0123", "▁t", "th", "he", "▁the", "▁th", "in", "ing", "▁w", "or", "▁wor"]
     pieces += ["ld", "▁world", "ll", "hell", "▁hell", "▁hello", "lo", "▁▁", "é", "🙂"]
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
@@ -61,7 +64,8 @@ def add_sentencepiece_vocabulary(writer: gguf.GGUFWriter) -> list[str]:
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
-    writer.add_add_bos_token(True)
+    if adds_bos is not None:
+        writer.add_add_bos_token(adds_bos)
     return tokens
 
 

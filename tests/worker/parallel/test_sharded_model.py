@@ -68,6 +68,17 @@ def test_kv_heads_need_not_divide_and_biases_are_added_once(tmp_path: Path, num_
         assert_close(answer(sequence), wanted)
 
 
+@pytest.mark.parametrize("num_kv_heads", [1, 2])
+def test_f56_more_ranks_than_kv_heads_answer_as_one(tmp_path: Path, num_kv_heads: int) -> None:
+    shape = TinyLlama(num_layers=1, num_heads=8, num_kv_heads=num_kv_heads, padding_rows=0)  # an odd vocabulary
+    directory = write_tiny_llama(tmp_path, shape)
+    expected = [answer(sequence) for sequence in run_all(directory, ALONE.group)]
+    for num_ranks in (2, 4, 8):
+        found = on_ranks(num_ranks, lambda group: run_all(directory, group))[0]
+        for sequence, wanted in zip(found, expected, strict=True):
+            assert_close(answer(sequence), wanted)
+
+
 @pytest.mark.parametrize(("num_ranks", "dtype"), [(2, torch.bfloat16), (4, torch.bfloat16), (4, torch.float32)])
 def test_company_chunks_and_preemption_change_nothing(tmp_path: Path, num_ranks: int, dtype: torch.dtype) -> None:
     directory = write_tiny_llama(tmp_path, TinyLlama(num_heads=8, num_kv_heads=2, dtype=dtype))
