@@ -11,6 +11,9 @@ import sys
 from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING
 
+from octavo.option_parsing import INT64, POSITIVE_INT32, number
+from octavo.options import Limits
+
 if TYPE_CHECKING:
     from octavo.client import DeltaStream, Options
 
@@ -82,15 +85,20 @@ def add_parser(parser: argparse.ArgumentParser, name: str) -> None:
     ):
         parser.add_argument(f"--tls-{file}", metavar="FILE", help=help)
     parser.add_argument("--model", metavar="NAME", default="", help="served name of the model (default: the router's)")
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of an answer")
+    parser.add_argument("--max-tokens", type=number(int, POSITIVE_INT32), metavar="N", help="most tokens of an answer")
     temperature, top_p = (f" (default {CHAT_TEMPERATURE})", f" (default {CHAT_TOP_P})") if name == "chat" else ("", "")
     parser.add_argument(
-        "--temperature", type=float, metavar="X", help=f"randomness in [0, 2]; 0 is greedy{temperature}"
+        "--temperature",
+        type=number(float, Limits(0, 2)),
+        metavar="X",
+        help=f"randomness in [0, 2]; 0 is greedy{temperature}",
     )
-    parser.add_argument("--top-p", type=float, metavar="X", help=f"nucleus sampling, in (0, 1]{top_p}")
+    parser.add_argument(
+        "--top-p", type=number(float, Limits(0, 1)), metavar="X", help=f"nucleus sampling, in (0, 1]{top_p}"
+    )
     if name == "chat":
         parser.set_defaults(temperature=CHAT_TEMPERATURE, top_p=CHAT_TOP_P)
-    parser.add_argument("--seed", type=int, metavar="N", help="makes answers repeatable")
+    parser.add_argument("--seed", type=number(int, INT64), metavar="N", help="makes answers repeatable")
     parser.add_argument("--stop", action="append", metavar="TEXT", help="end an answer before this text; repeatable")
 
 

@@ -1,8 +1,8 @@
 """Options: one frozen dataclass per process is the single source of its options.
 
 A field made by `option` or `argument` carries its help, limits and spelling; the command line, the values
-printed at start, and the arguments handed to a child process are all derived from it. Knows dataclasses and
-argparse; must not know which processes exist.
+printed at start, and the arguments handed to a child process are all derived from it. Knows dataclasses;
+`option_parsing` knows argparse. Must not know which processes exist.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from octavo.sizes import format_bytes, parse_bytes
+from octavo.sizes import format_bytes
 
 T = TypeVar("T")
 Kind = Literal["plain", "bytes", "seconds", "secret", "positional"]
@@ -49,10 +49,10 @@ class Limits:
 
     def __str__(self) -> str:
         if self.minimum is not None and self.maximum is not None:
-            return f"must be between {self.minimum:g} and {self.maximum:g}"
+            return f"must be between {_plain(self.minimum)} and {_plain(self.maximum)}"
         if self.minimum is not None:
-            return f"must be at least {self.minimum:g}"
-        return f"must be at most {self.maximum:g}"
+            return f"must be at least {_plain(self.minimum)}"
+        return f"must be at most {_plain(self.maximum)}"
 
     def hold(self, value: float) -> bool:
         above = self.minimum is None or value >= self.minimum
@@ -146,21 +146,6 @@ def options_of(config_class: type) -> tuple[Option, ...]:
     return tuple(found)
 
 
-def add_options(
-    parser: argparse._ActionsContainer, config_class: type, *, without: Iterable[str] = ()
-) -> tuple[str, ...]:
-    """Add the options of a config class to a parser or a group of one; returns the field names added.
-
-    `without` leaves fields out: what a supervisor decides itself, or what another config class already added.
-    Nothing is stored for an option that was not given, so the namespace tells given from default.
-    """
-    skipped = frozenset(without)
-    added = [entry for entry in options_of(config_class) if entry.name not in skipped]
-    for entry in added:
-        _add_option(parser, entry)
-    return tuple(entry.name for entry in added)
-
-
 def given_options(config_class: type, namespace: argparse.Namespace) -> dict[str, Any]:
     """The options of the class that were given on the command line, by field name."""
     values = vars(namespace)
@@ -195,7 +180,7 @@ def check_values(config: Any) -> None:
         value = getattr(config, entry.name)
         if value is None and entry.optional:
             continue
-        _check_value(entry, value)
+        check_value(entry, value)
 
 
 def differences(config: Any) -> list[str]:
@@ -256,46 +241,8 @@ def _value_type(hint: Any) -> tuple[type, bool]:
     raise TypeError(f"an option is str, int, float or bool, perhaps with None, not {hint}")
 
 
-def _add_option(parser: argparse._ActionsContainer, entry: Option) -> None:
-    text = entry.info.help.replace("%", "%%")
-    if entry.info.kind == "positional":
-        parser.add_argument(entry.name, nargs="?", default=argparse.SUPPRESS, metavar=entry.label, help=text)
-        return
-    if entry.default is not None:
-        text += f" (default: {entry.show(entry.default)})"
-    settings: dict[str, Any] = {"dest": entry.name, "default": argparse.SUPPRESS, "help": text}
-    if entry.type is bool:
-        parser.add_argument(entry.flag, action=argparse.BooleanOptionalAction, **settings)
-        return
-    settings["type"] = _parser_of(entry)
-    if entry.info.choices:
-        settings["metavar"] = "{" + ",".join(entry.info.choices) + "}"
-    else:
-        settings["metavar"] = {"bytes": "SIZE", "seconds": "SECONDS"}.get(entry.info.kind) or {
-            int: "N",
-            float: "X",
-        }.get(entry.type, "TEXT")
-    parser.add_argument(entry.flag, **settings)
-
-
-def _parser_of(entry: Option) -> Any:
-    def parse(text: str) -> object:
-        try:
-            value = parse_bytes(text) if entry.info.kind == "bytes" else entry.type(text)
-        except ValueError as error:
-            expected = {int: "a whole number", float: "a number"}.get(entry.type, "a value")
-            reason = str(error) if entry.info.kind == "bytes" else f"{text!r} is not {expected}"
-            raise argparse.ArgumentTypeError(reason) from None
-        try:
-            _check_value(entry, value)
-        except OptionError as error:
-            raise argparse.ArgumentTypeError(f"{error.value}: {error.limit}. {error.remedy}") from None
-        return value
-
-    return parse
-
-
-def _check_value(entry: Option, value: Any) -> None:
+def check_value(entry: Option, value: Any) -> None:
+    """Raise OptionError unless the option can take the value."""
     default = f"The default is {entry.show(entry.default)}"
     if value is None:
         raise OptionError(entry.label, "unset", "needs a value", f"The default is {entry.show(entry.default)}")
@@ -312,6 +259,11 @@ def _check_value(entry: Option, value: Any) -> None:
 
 
 def _remedy(entry: Option, limits: Limits, value: float) -> str:
-    nearest = limits.minimum if limits.minimum is not None and value < limits.minimum else limits.maximum
+    bounds = [bound for bound in (limits.minimum, limits.maximum) if bound is not None]
+    nearest = bounds[0] if limits.minimum is not None and value < limits.minimum else bounds[-1]
     other = "leave it out" if entry.default is None else f"the default, {entry.show(entry.default)}"
-    return f"Use {nearest:g} or {other}"
+    return f"Use {_plain(nearest)} or {other}"
+
+
+def _plain(number: float | None) -> str:
+    return str(number) if isinstance(number, int) else f"{number:g}"

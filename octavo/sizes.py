@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 _BYTE_UNITS = {
@@ -26,7 +27,10 @@ def parse_bytes(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     if match is None or match[2].upper() not in _BYTE_UNITS:
         raise ValueError(f"{text!r} is not a size; write a number with a unit, as in 2GiB, 500MB or 1073741824")
-    return round(float(match[1]) * _BYTE_UNITS[match[2].upper()])
+    num_bytes = float(match[1]) * _BYTE_UNITS[match[2].upper()]
+    if math.isinf(num_bytes):
+        raise ValueError("a size of so many digits is none that any machine has")
+    return round(num_bytes)
 
 
 def format_bytes(num_bytes: float) -> str:

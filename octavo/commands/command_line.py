@@ -15,7 +15,8 @@ from typing import NoReturn
 from octavo.bench.options import BenchConfig
 from octavo.commands import vllm_names
 from octavo.commands.planning import PlanConfig, ReplayConfig
-from octavo.options import Limits, Option, add_options, flags_of, option, secrets_of
+from octavo.option_parsing import add_options
+from octavo.options import Limits, Option, flags_of, option, secrets_of
 from router.config import RouterConfig
 from scheduler_svc.config import SchedulerConfig
 from worker_svc.config import WorkerConfig

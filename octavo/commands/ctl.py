@@ -17,12 +17,15 @@ from google.protobuf.json_format import MessageToJson
 from octavo import common_options
 from octavo.internal.v1 import scheduler_pb2 as pb
 from octavo.internal.v1 import scheduler_pb2_grpc as pb_grpc
-from octavo.options import OptionError
+from octavo.option_parsing import INT32, number
+from octavo.options import Limits, OptionError
 from octavo.process import StartError
 from octavo.tls import internal_channel_credentials
 
 DEFAULT_ADDRESS = "127.0.0.1:8002"
 _TIMEOUT_S = 10.0
+_DEADLINES = Limits(0.001, 1e9)
+_SEQUENCES = Limits(0, 2**64 - 1)
 
 
 def add_address(parser: argparse.ArgumentParser) -> None:
@@ -100,9 +103,11 @@ def _parser() -> argparse.ArgumentParser:
     update = command("update", "Change the priority or the deadline of a request.", _update)
     cancel = command("cancel", "End a request.", _cancel)
     for named in (explain, update, cancel):
-        named.add_argument("request", metavar="REQUEST", help="The request id, or #N for the sequence of that number.")
-    update.add_argument("--priority", type=int, metavar="N", help="Smaller is served first.")
-    update.add_argument("--deadline", type=float, metavar="SECONDS", help="From now.")
+        named.add_argument(
+            "request", type=_name, metavar="REQUEST", help="The request id, or #N for the sequence of that number."
+        )
+    update.add_argument("--priority", type=number(int, INT32), metavar="N", help="Smaller is served first.")
+    update.add_argument("--deadline", type=number(float, _DEADLINES), metavar="SECONDS", help="From now.")
     drain = command("drain", "Let a replica take no new sequences.", _drain)
     undrain = command("undrain", "Let a draining replica take sequences again.", _undrain)
     for which in (drain, undrain):
@@ -114,9 +119,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _name(text: str) -> pb.SequenceName:
-    number = text.removeprefix("#")
-    if number != text and number.isascii() and number.isdecimal():
-        return pb.SequenceName(sequence_id=int(number))
+    digits = text.removeprefix("#")
+    if digits != text and digits.isascii() and digits.isdecimal():
+        return pb.SequenceName(sequence_id=number(int, _SEQUENCES)(digits))
     return pb.SequenceName(request_id=text)
 
 
@@ -169,7 +174,7 @@ def _load(stub: Any, namespace: argparse.Namespace) -> int:
 
 
 def _explain(stub: Any, namespace: argparse.Namespace) -> int:
-    response = stub.Explain(pb.ExplainRequest(name=_name(namespace.request)), timeout=_TIMEOUT_S)
+    response = stub.Explain(pb.ExplainRequest(name=namespace.request), timeout=_TIMEOUT_S)
     for sequence in response.sequences:
         print("\n".join(explanation_lines(sequence)))
     return 0
@@ -210,10 +215,8 @@ def _decision(decision: pb.Decision) -> str:
 
 
 def _update(stub: Any, namespace: argparse.Namespace) -> int:
-    request = pb.UpdateRequest(name=_name(namespace.request), priority=namespace.priority)
+    request = pb.UpdateRequest(name=namespace.request, priority=namespace.priority)
     if namespace.deadline is not None:
-        if not 0 < namespace.deadline < 1e9:
-            raise StartError(f"--deadline {namespace.deadline:g}: must be above 0 seconds and below a billion")
         request.deadline_ns = int(namespace.deadline * 1e9)
     response = stub.Update(request, timeout=_TIMEOUT_S)
     print(f"updated {_sequences(response.sequence_ids)}")
@@ -221,7 +224,7 @@ def _update(stub: Any, namespace: argparse.Namespace) -> int:
 
 
 def _cancel(stub: Any, namespace: argparse.Namespace) -> int:
-    response = stub.Cancel(pb.CancelRequest(name=_name(namespace.request)), timeout=_TIMEOUT_S)
+    response = stub.Cancel(pb.CancelRequest(name=namespace.request), timeout=_TIMEOUT_S)
     print(f"cancelled {_sequences(response.sequence_ids)}")
     return 0
 

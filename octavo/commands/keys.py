@@ -13,6 +13,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Literal
 
+from octavo.option_parsing import POSITIVE_INT32, number
 from octavo.process import StartError
 from router.access.key_file import (
     KeyFile,
@@ -56,7 +57,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     create.add_argument(
         "--priority-range",
-        default="0..",
+        type=_priority_range,
+        default=PriorityRange.parse("0.."),
         metavar="BEST..WORST",
         help="Priorities it may ask for, the smaller the better: 0.. (the default), -5..10, or .. for all.",
     )
@@ -75,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
 def _create(namespace: argparse.Namespace) -> int:
     key = new_key()
     created = datetime.now(UTC).strftime("%Y-%m-%d")
-    record = record_of(key, namespace.tenant, PriorityRange.parse(namespace.priority_range), created)
+    record = record_of(key, namespace.tenant, namespace.priority_range, created)
     change_key_file(namespace.key_file, lambda file: replace(file, keys=(*file.keys, record)))
     print(
         f"key {record.id} of tenant {record.tenant}, priorities {record.priorities}; it is shown this once:",
@@ -119,10 +121,14 @@ def _limit(namespace: argparse.Namespace) -> int:
     return 0
 
 
+def _priority_range(text: str) -> PriorityRange:
+    try:
+        return PriorityRange.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _limit_value(text: str) -> int | Literal["none"]:
     if text == "none":
         return "none"
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value}: a limit is at least 1, or none")
-    return value
+    return number(int, POSITIVE_INT32)(text)

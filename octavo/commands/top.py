@@ -21,6 +21,8 @@ import grpc
 
 from octavo.commands.ctl import add_address, columns, connect, explain_failure, state_of
 from octavo.internal.v1 import scheduler_pb2 as pb
+from octavo.option_parsing import number
+from octavo.options import Limits
 from octavo.process import StartError
 
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
@@ -35,12 +37,14 @@ def top(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="octavo top", description=description, allow_abbrev=False)
     add_address(parser)
     parser.add_argument(
-        "--interval", type=float, default=1.0, metavar="SECONDS", help="Between two looks (default: 1)."
+        "--interval",
+        type=number(float, Limits(0.05, 3600)),
+        default=1.0,
+        metavar="SECONDS",
+        help="Between two looks (default: 1).",
     )
     parser.add_argument("--once", action="store_true", help="Print one screen, of one interval, and end.")
     namespace = parser.parse_args(words)
-    if not 0.05 <= namespace.interval <= 3600:
-        raise StartError(f"--interval {namespace.interval:g}: must be between 0.05 and 3600 seconds")
     address = namespace.scheduler_address
     channel, stub = connect(namespace)
 

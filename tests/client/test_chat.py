@@ -76,7 +76,7 @@ async def test_generate_from_standard_input(
 @in_loop
 async def test_a_refusal_is_said_and_the_status_tells(model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with stack(model_dir) as made:
-        assert await asyncio.to_thread(run, "generate", "x", "--server", made.grpc_address, "--top-p", "2") == 1
+        assert await asyncio.to_thread(run, "generate", "x", "--server", made.grpc_address, "--top-p", "0") == 1
     assert "top_p" in capsys.readouterr().err
 
 

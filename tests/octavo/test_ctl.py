@@ -112,12 +112,20 @@ def test_an_operators_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
             ("drain", "nobody"): "no replica is called 'nobody'; attached are worker-1",
             ("undrain", "nobody"): "no replica is called 'nobody'; attached are worker-1",
             ("update", "r1"): "neither priority nor deadline_ns is set",
-            ("update", "r1", "--deadline", "0"): "--deadline 0: must be above 0",
             ("dump", "/nonexistent/x"): "/nonexistent/x cannot be written",
         }
         for words, answer in refused.items():
             assert main(["ctl", "--scheduler-address", server.address, *words]) == 1
             assert answer in capsys.readouterr().err
+        for words in (
+            ("update", "r1", "--deadline", "0"),
+            ("update", "r1", "--priority", "99999999999"),
+            ("explain", "#99999999999999999999"),
+        ):
+            with pytest.raises(SystemExit) as refusal:
+                main(["ctl", *words])
+            assert refusal.value.code == 2
+            assert "must be between" in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize("command", [["ctl", "replicas"], ["top", "--once"]])

@@ -50,7 +50,6 @@ def test_keys_are_made_listed_limited_and_revoked(tmp_path: Path, capsys: pytest
     ("words", "said"),
     [
         (["create", "--tenant", "a b"], "tenant 'a b'"),
-        (["create", "--tenant", "a", "--priority-range", "high"], "priority range 'high'"),
         (["revoke", "nobody"], "no key 'nobody'"),
         (["limit", "a"], "no limit is named"),
     ],
@@ -61,6 +60,23 @@ def test_what_cannot_be_done_is_said(
     assert main(["keys", *words, "--key-file", str(tmp_path / "keys.json")]) == 1
     assert said in capsys.readouterr().err
     assert not (tmp_path / "keys.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["create", "--tenant", "a", "--priority-range", "high"], "priority range 'high'"),
+        (["create", "--tenant", "a", "--priority-range", "0..99999999999"], "priority range '0..99999999999'"),
+        (["limit", "a", "--requests-per-minute", "99999999999"], "99999999999: must be between 1 and 2147483647"),
+    ],
+)
+def test_what_is_no_value_is_refused_with_status_two(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main(["keys", *words, "--key-file", str(tmp_path / "keys.json")])
+    assert refused.value.code == 2
+    assert said in capsys.readouterr().err
 
 
 def test_a_secret_comes_from_the_environment_and_is_on_no_command_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo.option_parsing import add_options, number
 from octavo.options import (
     Limits,
     OptionError,
-    add_options,
     argument,
     check_values,
     differences,
@@ -101,6 +101,32 @@ def test_the_parser_refuses_with_status_two(words: list[str], capsys: pytest.Cap
         parse(Kitchen, words)
     assert caught.value.code == 2
     assert f"argument {words[0]}: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("4", "4: must be between -3 and 3"),
+        ("9" * 5000, "is not a whole number"),
+        ("1e3", "is not a whole number"),
+        ("nan", "is not a whole number"),
+    ],
+)
+def test_a_commands_own_numbers_have_limits_too(text: str, said: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=said):
+        number(int, Limits(-3, 3))(text)
+    assert number(int, Limits(-3, 3))("-3") == -3
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "1e999", "9" * 400 + ".0"])
+def test_a_number_is_finite(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a number"):
+        number(float)(text)
+    with pytest.raises(SystemExit):
+        parse(Kitchen, ["--stir", text])
+    assert "is not a number" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        parse(Kitchen, ["--pantry", "9" * 400 + "TiB"])
 
 
 def test_help_shows_defaults_and_survives_a_percent_sign() -> None:
