@@ -29,6 +29,7 @@ from router.openai.schema import HttpRequest, read_chat, read_completion
 from router.openai.shapes import Json
 from router.openai.tokenizing import add_tokenizing_routes
 from router.openai.transport import (
+    HeadAsGet,
     RequestIds,
     defect_of,
     error_response,
@@ -54,6 +55,7 @@ def make_app(
     # First, so innermost: around every route, and no more.
     app.add_middleware(HttpGate, gate=gate or Gate(), write_refusal=write_refusal)
     app.add_middleware(RequestIds)
+    app.add_middleware(HeadAsGet)
     _add_error_handlers(app, front)
     _add_status_routes(app, front)
 
@@ -85,6 +87,7 @@ def make_app(
 def make_health_app(front: FrontDoor) -> FastAPI:
     """An app that says how the router is and nothing else, for a port without keys and TLS."""
     app = FastAPI(openapi_url=None)
+    app.add_middleware(HeadAsGet)
     _add_health_routes(app, front)
     _add_error_handlers(app, front)
     return app

@@ -47,9 +47,12 @@ class CompletionFormat:
             case PromptInfo():
                 self._prompt_infos.setdefault(position, []).append(event)
             case TextDelta():
+                number = self._number(position, event.index)
+                # Clients take the first chunk for the first token, also where that adds no text yet.
+                is_first = number not in self._text_lengths
                 yield from self._start(position, event.index)
-                if event.text or event.logprobs or (self._form.token_ids and event.token_ids):
-                    chunk = self._chunk(self._number(position, event.index), event.text, event.logprobs)
+                if is_first or event.text or event.logprobs or (self._form.token_ids and event.token_ids):
+                    chunk = self._chunk(number, event.text, event.logprobs)
                     if self._form.token_ids:
                         chunk["choices"][0]["token_ids"] = list(event.token_ids)
                     yield chunk

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fakes.router_stack import CONTEXT, MODEL, Stack, in_loop, stack
-from tests.fakes.scheduler import END, Attempt
+from tests.fakes.scheduler import END, Attempt, speak
 from tests.router.test_chat_api import chunks
 
 Json = dict[str, Any]
@@ -35,6 +35,15 @@ def speak_by_seed(made: Stack) -> None:
         await attempt.finished(1, END)
 
     made.scheduler.behave = behave
+
+
+@in_loop
+async def test_the_first_token_starts_the_answer_though_it_adds_no_text(model_dir: Path) -> None:
+    async with stack(model_dir) as made:
+        made.scheduler.behave = speak([min(made.tokenizer.special_ids)] * 3)
+        body: Json = {"prompt": "a", "max_tokens": 3, "ignore_eos": True}
+        texts = [chunk["choices"][0]["text"] for chunk in await chunks(made, "/v1/completions", **body)]
+        assert texts == ["", ""], "one for the first token, one for the end"
 
 
 @in_loop

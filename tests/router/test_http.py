@@ -272,6 +272,19 @@ async def test_status_pages(model_dir: Path) -> None:
 
 
 @in_loop
+async def test_head_has_the_headers_of_get(model_dir: Path) -> None:
+    async with stack(model_dir, health_port=0) as made:
+        paths = ("/health", "/ready", "/version", "/metrics", "/v1/models", f"/v1/models/{MODEL}", "/", "/openapi.json")
+        apart = f"http://127.0.0.1:{made.router.health_port}/health"
+        for path in (*paths, apart):
+            head, whole = await made.http.head(path), await made.http.get(path)
+            assert (head.status_code, head.content) == (200, b""), path
+            assert head.headers["content-type"] == whole.headers["content-type"]
+            assert path == "/metrics" or head.headers["content-length"] == str(len(whole.content))
+        assert (await made.http.head("/v1/completions")).status_code == 405
+
+
+@in_loop
 async def test_f44_readiness_follows_the_workers(model_dir: Path) -> None:
     async with stack(model_dir) as made:
         made.scheduler.num_ready_replicas = 0
