@@ -123,6 +123,7 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
                 max_model_len=model.info.max_model_len,
                 vocab_size=model.info.vocab_size,
                 ready=model.is_ready,
+                weights=model.weights,
             )
             for model in self._front.models()
         ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypedDict
 
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
@@ -177,12 +177,14 @@ class Result:
 
 @dataclass(frozen=True)
 class Model:
-    """A served model."""
+    """A served model, or an alias of several."""
 
     name: str
     max_model_len: int
     vocab_size: int
     ready: bool
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Of an alias, the models that it stands for by weight; empty for a model."""
 
 
 @dataclass(frozen=True)

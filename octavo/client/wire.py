@@ -88,7 +88,10 @@ def read_result(response: pb.GenerateUnaryResponse | pb.ChatUnaryResponse) -> Re
 
 
 def read_models(response: pb.ListModelsResponse) -> list[Model]:
-    return [Model(model.name, model.max_model_len, model.vocab_size, model.ready) for model in response.models]
+    return [
+        Model(model.name, model.max_model_len, model.vocab_size, model.ready, dict(model.weights))
+        for model in response.models
+    ]
 
 
 def read_tokens(response: pb.TokenizeResponse) -> Tokens:

@@ -92,7 +92,8 @@ async def test_an_alias_keeps_a_user_with_one_model(tmp_path: Path, coder_dir: P
             for user in ("0", "1", "2", "3"):
                 result = await client.chat([{"role": "user", "content": "hi"}], user=user)
                 assert result.model == by_user[user]
-            assert [model.name for model in await client.models()] == [MODEL, "coder", "chat"]
+            served = {model.name: model.weights for model in await client.models()}
+            assert served == {MODEL: {}, "coder": {}, "chat": {MODEL: 1.0, "coder": 1.0}}
         (alias,) = [m for m in (await made.http.get("/v1/models")).json()["data"] if m["id"] == "chat"]
         assert alias["weights"] == {MODEL: 1.0, "coder": 1.0}
         assert (await made.http.get("/v1/models/chat")).json() == alias
