@@ -16,7 +16,6 @@ from router.sampling_rules import check_flag
 from router.structured.tools import ToolFunction
 from router.text.messages import normalize_tools
 
-MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -40,8 +39,6 @@ NO_TOOLS = ToolUse()
 def read_tool_use(tools: object, tool_choice: object, parallel_tool_calls: object) -> ToolUse:
     """Check a request's tools, and what it says of them. Raises `InvalidRequest` naming the path."""
     functions = tuple(_function(index, tool) for index, tool in enumerate(normalize_tools(tools) or ()))
-    if len(functions) > MAX_TOOLS:
-        raise InvalidRequest("tools", f"tools must hold at most {MAX_TOOLS} functions, got {len(functions)}")
     seen: set[str] = set()
     for index, function in enumerate(functions):
         if function.name in seen:
