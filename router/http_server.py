@@ -1,7 +1,7 @@
-"""uvicorn as a router wants it: signals are the process's, sockets are bound beforehand, requests' heads have bounds.
+"""uvicorn as a router wants it: signals are the process's, sockets are bound beforehand, requests have bounds.
 
-Knows uvicorn and sockets; knows no route. uvicorn itself takes heads of any size, and waits for one for as long as a
-client likes: both would let strangers fill the memory before any gate is asked.
+Knows uvicorn and sockets; knows no route. uvicorn itself takes heads of any size, and waits for them and for bodies for
+as long as a client likes: strangers could fill the memory before any gate is asked, and hold connections for ever.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import json
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvicorn
@@ -26,6 +27,7 @@ CLOSING_S = 2.0
 # More than asyncio reads at once, since what is read with the end of a body counts as head.
 MAX_HEAD_BYTES = 512 * 2**10
 HEAD_TIMEOUT_S = 30.0
+BODY_TIMEOUT_S = 60.0
 
 _BACKLOG = 1024
 
@@ -54,10 +56,16 @@ class QuietServer(uvicorn.Server):
                 await asyncio.wait_for(self._asked_to_stop.wait(), 1.0)
 
 
-def quiet_server(app: ASGIApp, tls: ssl.SSLContext | None, head_timeout_s: float = HEAD_TIMEOUT_S) -> QuietServer:
+def quiet_server(
+    app: ASGIApp,
+    tls: ssl.SSLContext | None,
+    *,
+    head_timeout_s: float = HEAD_TIMEOUT_S,
+    body_timeout_s: float = BODY_TIMEOUT_S,
+) -> QuietServer:
     """A server of the app, over TLS where there is a context for it."""
     factory = None if tls is None else lambda config, default: tls
-    protocol: Any = functools.partial(_BoundedHead, head_timeout_s)
+    protocol: Any = functools.partial(_BoundedRequests, head_timeout_s, body_timeout_s)
     return QuietServer(
         uvicorn.Config(
             app,
@@ -75,15 +83,16 @@ def quiet_server(app: ASGIApp, tls: ssl.SSLContext | None, head_timeout_s: float
     )
 
 
-class _BoundedHead(HttpToolsProtocol):
+class _BoundedRequests(HttpToolsProtocol):
     """One connection. The head of a request is all that comes before its body."""
 
-    def __init__(self, head_timeout_s: float, *args: Any, **more: Any) -> None:
+    def __init__(self, head_timeout_s: float, body_timeout_s: float, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self._head_timeout_s = head_timeout_s
+        self._body_timeout_s = body_timeout_s
         self._in_head = True
         self._num_head_bytes = 0
-        self._head_timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -106,24 +115,51 @@ class _BoundedHead(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        self._stop_timer()
+        self._expect_body()
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._stop_timer()
+        super().on_message_complete()
 
     def _expect_head(self) -> None:
         self._in_head, self._num_head_bytes = True, 0
+        self._start_timer(self._head_timeout_s, self._give_head_up)
+
+    def _expect_body(self) -> None:
+        self._start_timer(self._body_timeout_s, self._give_body_up)
+
+    def _start_timer(self, timeout_s: float, act: Callable[[], None]) -> None:
         self._stop_timer()
-        self._head_timer = self.loop.call_later(self._head_timeout_s, self._give_up)
+        self._timer = self.loop.call_later(timeout_s, act)
 
     def _stop_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
-    def _give_up(self) -> None:
+    def _give_head_up(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
             self._expect_head()  # the request before it is still being answered
         else:
             self.transport.close()
+
+    def _give_body_up(self) -> None:
+        if self.pipeline:
+            self._expect_body()  # it is not read while requests before it are answered
+            return
+        if not self.cycle.response_started:
+            self.transport.write(_too_slow(self._body_timeout_s))
+        self.transport.close()
+
+
+def _too_slow(timeout_s: float) -> bytes:
+    """The answer to a request whose body did not come, in OpenAI's shape."""
+    message = f"the body of the request did not come within {timeout_s:g} s (--body-timeout)"
+    error = {"message": message, "type": "timeout_error", "param": None, "code": 408}
+    body = json.dumps({"error": error}).encode()
+    head = f"HTTP/1.1 408 Request Timeout\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    return f"{head}Connection: close\r\n\r\n".encode() + body
 
 
 def listen(flag: str, host: str, port: int) -> socket.socket:

@@ -141,7 +141,9 @@ class Router:
         tls = self.access.tls
         self.app = make_app(self.front, config.max_message_bytes, self.access.gate, write_refusal)
         add_browser_doors(self.app, servicer, config, config.max_message_bytes)
-        self._http = quiet_server(self.app, None if tls is None else tls.ssl_context)
+        self._http = quiet_server(
+            self.app, None if tls is None else tls.ssl_context, body_timeout_s=config.body_timeout
+        )
         self._health_http = None if config.health_port is None else quiet_server(make_health_app(self.front), None)
         self._serving: bool | None = None
         self._telling: set[asyncio.Task[None]] = set()

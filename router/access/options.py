@@ -52,6 +52,12 @@ class AccessOptions:
         kind="seconds",
         limits=Limits(minimum=0.001),
     )
+    body_timeout: float = option(
+        60.0,
+        "Longest that the body of an HTTP request may take to come.",
+        kind="seconds",
+        limits=Limits(0.1, 3600),
+    )
     max_prompt_tokens: int | None = option(
         None, "Longest prompt in tokens; what the context holds when unset.", limits=_AT_LEAST_ONE
     )

@@ -1,30 +1,31 @@
-"""The head of a request is bounded in size and time, whoever sends it; bodies and answers are not touched by that."""
+"""The head of a request is bounded in size and time, its body in time, whoever sends it; answers are not."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from router.http_server import HEAD_TIMEOUT_S, MAX_HEAD_BYTES, listen, quiet_server
+from router.http_server import MAX_HEAD_BYTES, listen, quiet_server
 from tests.fakes.router_stack import in_loop
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers with the size of the body."""
-    body = await Request(scope, receive).body()
+    """Answers with the size of the body, or without looking at it, or later than any limit of the tests."""
+    body = b"" if scope["path"] == "/unread" else await Request(scope, receive).body()
+    if scope["path"] == "/later":
+        await asyncio.sleep(0.1)
     await Response(str(len(body)))(scope, receive, send)
 
 
 @contextlib.asynccontextmanager
-async def connection(
-    head_timeout_s: float = HEAD_TIMEOUT_S,
-) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    server, listener = quiet_server(echo, None, head_timeout_s), listen("--http-port", "127.0.0.1", 0)
+async def connection(**limits: float) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    server, listener = quiet_server(echo, None, **limits), listen("--http-port", "127.0.0.1", 0)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     reader, writer = await asyncio.open_connection(*listener.getsockname())
     try:
@@ -62,3 +63,34 @@ async def test_a_head_that_does_not_come_ends_the_connection() -> None:
         async with connection(head_timeout_s=0.05) as (reader, writer):
             writer.write(begun)
             assert await reader.read() == b""
+
+
+SLOW = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nab"
+UNREAD = SLOW.replace(b"POST /", b"POST /unread")
+
+
+@in_loop
+async def test_a_body_that_does_not_come_is_refused() -> None:
+    async with connection(body_timeout_s=0.05) as (reader, writer):
+        writer.write(SLOW)
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 408 ")
+        assert b"connection: close" in head.lower()
+        assert json.loads(body)["error"]["code"] == 408
+        assert "--body-timeout" in json.loads(body)["error"]["message"]
+
+
+@in_loop
+async def test_a_body_that_nobody_reads_holds_no_connection_either() -> None:
+    async with connection(body_timeout_s=0.05) as (reader, writer):
+        writer.write(UNREAD)
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert b" 408 " not in answer
+
+
+@in_loop
+async def test_an_answer_may_take_longer_than_its_body() -> None:
+    async with connection(head_timeout_s=0.05, body_timeout_s=0.05) as (reader, writer):
+        writer.write(SLOW.replace(b"POST /", b"POST /later") + b"cde")
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
