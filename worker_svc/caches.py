@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kernels.api import Backend, KVCache, KVCacheSpec
+from kernels.api import Backend, HostTier, KVCache, KVCacheSpec
 from octavo.machine import MachineFacts, collect_machine
 from octavo.memory import ModelShape
 from octavo.process import StartError
@@ -87,7 +87,7 @@ def allocate_host_cache(config: WorkerConfig, backend: Backend, cache: KVCache, 
     (num_blocks,) = ranks.group.minimum((num_bytes // block_bytes,))
     _LOG.info("host tier: %d blocks, %s", num_blocks, format_bytes(num_blocks * block_bytes))
     spec = replace(cache.spec, num_blocks=num_blocks)
-    return (getattr(backend, "allocate_host_kv_cache", None) or backend.allocate_kv_cache)(spec)
+    return backend.allocate_host_kv_cache(spec) if isinstance(backend, HostTier) else backend.allocate_kv_cache(spec)
 
 
 def _own_machine(ranks: Membership) -> MachineFacts:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from kernels.api import Backend, KVCache, KVCacheSpec
+from kernels.api import Backend, KVCache, KVCacheSpec, QuantizedLinears
+from kernels.quantized import QuantizedWeight
 from octavo.internal.v1 import types_pb2, worker_pb2
 from octavo.machine import usable_cpus
 from octavo.phases import Phases
@@ -29,7 +30,8 @@ from worker_svc.device.probes import probe_all_reduce, prove_kernels
 from worker_svc.device.workplace import OpenWorkplace, open_workplace
 from worker_svc.fingerprint import numerics_fingerprint
 from worker_svc.grammar import GrammarCompiler, load_grammar_vocabulary
-from worker_svc.model.decoder import Decoder, build_decoder
+from worker_svc.model.build import build_decoder
+from worker_svc.model.decoder import Decoder
 from worker_svc.model_files import DTYPES, FoundModel, Vocabulary, find_model, fingerprint_of, read_vocabulary
 from worker_svc.parallel.agreement import require_equal
 from worker_svc.parallel.group import ALONE, Membership, TPGroup
@@ -157,6 +159,9 @@ def _load_decoder(
     dtype = DTYPES[model.dtype]
     try:
         checkpoint = open_checkpoint(model.source, dtype)
+        if checkpoint.quantization is not None:
+            how = "as they are" if isinstance(backend, QuantizedLinears) else "dequantized: these kernels take floats"
+            _LOG.info("the matrices are quantized, %s, and packed %s", checkpoint.quantization, how)
         try:
             packed = _pack_decoder(model, backend, group, checkpoint, advance, place)
             return packed, fingerprint_of(model, checkpoint)
@@ -181,14 +186,32 @@ def _pack_decoder(
     with tqdm(total=len(model.shard.expected()), desc="weights", unit="tensor", disable=is_hidden, leave=False) as bar:
         num_taken = 0
 
-        def take(name: str) -> Tensor:
+        def count() -> None:
             nonlocal num_taken
             num_taken += 1
             bar.update(1)
             advance(num_taken)
-            return weights.take(name).to(place)
 
-        return build_decoder(model.shard, group, take, backend, model.shape.max_model_len, place)
+        source = _PlacedWeights(weights, place, count)
+        return build_decoder(model.shard, group, source, backend, model.shape.max_model_len, place)
+
+
+@dataclass(frozen=True)
+class _PlacedWeights:
+    """Takes tensors to where they are computed with; codes and scales are moved by the kernels that pack them."""
+
+    weights: Weights
+    place: torch.device
+    count: Callable[[], None]
+
+    def take(self, name: str) -> Tensor:
+        self.count()
+        return self.weights.take(name).to(self.place)
+
+    def take_matrix(self, name: str) -> Tensor | QuantizedWeight:
+        self.count()
+        taken = self.weights.take_matrix(name)
+        return taken.to(self.place) if isinstance(taken, Tensor) else taken
 
 
 def _cache_spec(config: WorkerConfig, model: FoundModel, backend: Backend, place: torch.device) -> KVCacheSpec:

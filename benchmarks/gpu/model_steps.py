@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,13 +18,15 @@ from benchmarks.gpu.bench import Bench
 from kernels.api import KVCacheSpec
 from octavo.internal.v1 import types_pb2, worker_pb2
 from worker_svc.device.api import Device
+from worker_svc.model.build import build_decoder
 from worker_svc.model.config import ModelConfig
-from worker_svc.model.decoder import Decoder, build_decoder
+from worker_svc.model.decoder import Decoder
 from worker_svc.model.families import parse_config
 from worker_svc.model.sharding import shard_model
 from worker_svc.parallel.group import ALONE
 from worker_svc.rows import RowLimits
 from worker_svc.runner import Runner, RunnerLimits, RunnerParts, StepInFlight
+from worker_svc.weights import ExpectedTensor
 
 WARM_UP_STEPS = 3
 
@@ -50,19 +52,28 @@ def variants(has_fp8: bool) -> Iterator[Variant]:
     yield Variant(True, torch.bfloat16, 32)
 
 
+@dataclass(frozen=True)
+class RandomWeights:
+    """Every weight drawn on the device when it is taken, bf16; norms of ones."""
+
+    expected: Mapping[str, ExpectedTensor]
+    place: torch.device
+
+    def take(self, name: str) -> Tensor:
+        shape = self.expected[name].shape
+        weight = torch.empty(shape, dtype=torch.bfloat16, device=self.place)
+        return weight.fill_(1.0) if len(shape) == 1 else weight.normal_(std=shape[-1] ** -0.5)
+
+    take_matrix = take
+
+
 def random_decoder(bench: Bench) -> Decoder:
     """The model of the bench's sizes, bf16, every weight drawn on the device as it is packed."""
     config = parse_config(bench.sizes.model)
     shard = shard_model(config, 0, 1)
-    shapes = shard.expected()
-
-    def take(name: str) -> Tensor:
-        shape = shapes[name].shape
-        weight = torch.empty(shape, dtype=torch.bfloat16, device=bench.place)
-        return weight.fill_(1.0) if len(shape) == 1 else weight.normal_(std=shape[-1] ** -0.5)
-
+    source = RandomWeights(shard.expected(), bench.place)
     longest = bench.sizes.context + bench.sizes.num_steps + WARM_UP_STEPS + 2
-    return build_decoder(shard, ALONE.group, take, bench.backend, min(longest, config.max_positions), bench.place)
+    return build_decoder(shard, ALONE.group, source, bench.backend, min(longest, config.max_positions), bench.place)
 
 
 def step_table(bench: Bench, copy_bytes_per_s: float, has_fp8: bool) -> None:

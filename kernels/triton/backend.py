@@ -7,6 +7,7 @@ exception: plan_attention with `check_faults`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -28,7 +29,7 @@ from kernels.api import (
     SamplingBatch,
 )
 from kernels.quantized import QuantizedWeight
-from kernels.triton import activations, kv_write, metadata, norms, quantized, sampling
+from kernels.triton import activations, kv_write, metadata, norms, quantized, quantized_layout, sampling
 from kernels.triton import cache as caches
 from kernels.triton import linear as linears
 from kernels.triton.configs import architecture
@@ -56,13 +57,15 @@ class TritonBackend:
         self._batch_invariant = batch_invariant
         self._check_faults = check_faults
         self._shape = device_shape(device) if shape is None else shape
+        self._num_kept: Counter[str] = Counter()
         self._layers: dict[tuple[AttentionSpec, KVCacheSpec, int, torch.dtype], LayerAttention] = {}
 
     @property
     def info(self) -> BackendInfo:
         products = "fixed" if self._batch_invariant else "cublas"
         note = "" if self._batch_invariant else "matrix products and prefill sum in an order that depends on the batch"
-        return BackendInfo("triton", f"sm_{self._shape.arch}+{products}", self._batch_invariant, note)
+        kept = ", ".join(f"{kind} ({number})" for kind, number in self._num_kept.most_common())
+        return BackendInfo("triton", f"sm_{self._shape.arch}+{products}", self._batch_invariant, note, kept)
 
     def set_num_threads(self, num_threads: int) -> None:
         """The host's threads; they change nothing here."""
@@ -135,14 +138,18 @@ class TritonBackend:
     # Dense layers
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
-        return linears.pack(weight, bias)
+        return self._kept(linears.pack(weight, bias))
 
     def pack_quantized(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> PackedLinear:
         """A quantized weight for activations of `dtype`, moved to the device; dequantized where no kernel takes it."""
-        return quantized.pack(weight, bias, dtype, self._device)
+        return self._kept(quantized_layout.pack(weight, bias, dtype, self._device))
+
+    def _kept(self, packed: linears.TritonLinear | quantized_layout.QuantizedLinear) -> PackedLinear:
+        self._num_kept[packed.kept_as] += 1
+        return packed
 
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
-        if isinstance(packed, quantized.QuantizedLinear):
+        if isinstance(packed, quantized_layout.QuantizedLinear):
             return quantized.linear(x, packed, self._batch_invariant)
         if not isinstance(packed, linears.TritonLinear):
             raise TypeError(f"the weight was packed by another backend: {type(packed).__name__}")

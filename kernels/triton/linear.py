@@ -30,6 +30,11 @@ class TritonLinear:
     bias: Tensor | None
 
     @property
+    def kept_as(self) -> str:
+        """What the matrix is kept in."""
+        return str(self.weight.dtype).removeprefix("torch.")
+
+    @property
     def in_features(self) -> int:
         return self.weight.shape[1]
 

@@ -1,79 +1,27 @@
 """Products with quantized weights: 8-bit numbers under scales, and 4-bit codes under scales and zero points of groups.
 
-Knows `kernels.quantized` and activations; knows no checkpoints. Weights are laid out anew once, when packed; a product
-turns a tile of them into the activations' dtype, exactly, and multiplies that. Scales meet the sums in fp32. Inputs are
-summed in one order, in tiles of one length, for every number of rows; `invariant` also keeps the matrix instruction.
+Knows weights as `quantized_layout` has them, and activations. A product turns a tile of weights into the activations'
+dtype, exactly, and multiplies that. Scales meet the sums in fp32. Inputs are summed in one order, in tiles of one
+length, for every number of rows; `invariant` also keeps the matrix instruction.
 
-The 4-bit layout puts the codes of inputs k and k + BLOCK_K / 2 of a tile in one byte, so that both halves of the bytes
-are tiles, and a code is made a float by the bits around it: 0x4300 | q is 128 + q in bf16, 0x6400 | q is 1024 + q in
-fp16. Read as checkpoints pack them, eight inputs in a word, each word would be fetched for every input of it.
+A 4-bit code is made a float by the bits around it: 0x4300 | q is 128 + q in bf16, 0x6400 | q is 1024 + q in fp16.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.quantized import GroupedWeight, QuantizedWeight, ScaledWeight
-from kernels.reference.quantized import dequantize
-from kernels.triton import linear as linears
 from kernels.triton.launch import UNFUSED
+from kernels.triton.quantized_layout import SIXTEEN_BITS, QuantizedLinear, TritonScaledLinear
 
-_BLOCK_K = 128
-_SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 # Rows of a tile from a number of rows on, and its columns and warps.
 _TILES = ((1, 16, 64, 4), (17, 32, 64, 4), (33, 64, 128, 8))
 # One kind of matrix instruction for every number of rows.
 _INVARIANT_TILES = ((1, 64, 64, 4),)
-
-
-@dataclass(frozen=True)
-class TritonScaledLinear:
-    """8-bit numbers as uint8 [out_features, in_features]; `is_float` says they are e4m3. Scales as ScaledWeight has."""
-
-    values: Tensor
-    is_float: bool
-    scales: Tensor
-    block: tuple[int, int]
-    bias: Tensor | None
-
-    @property
-    def in_features(self) -> int:
-        return self.values.shape[1]
-
-    @property
-    def out_features(self) -> int:
-        return self.values.shape[0]
-
-
-@dataclass(frozen=True)
-class TritonGroupedLinear:
-    """4-bit codes, uint8 [in_features / 2, out_features]; scales fp32 and zeros uint8 [in_features / block_k, ...].
-
-    `order` is the order of inputs in which those of a group are together; None: as they are.
-    """
-
-    codes: Tensor
-    scales: Tensor
-    zeros: Tensor
-    block_k: int
-    order: Tensor | None
-    bias: Tensor | None
-
-    @property
-    def in_features(self) -> int:
-        return 2 * self.codes.shape[0]
-
-    @property
-    def out_features(self) -> int:
-        return self.codes.shape[1]
-
-
-QuantizedLinear = TritonScaledLinear | TritonGroupedLinear
 
 
 @triton.jit
@@ -188,57 +136,9 @@ def _grouped_product(
     tl.store(out, acc.to(OUT.dtype.element_ty), mask=has_row & has_column[None, :])
 
 
-def pack(
-    weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype, device: torch.device
-) -> QuantizedLinear | linears.TritonLinear:
-    """Lays a quantized weight out for activations of `dtype` on `device`.
-
-    What these kernels do not take (fp32 activations, 8-bit codes of groups, groups that are no multiples of 32) is
-    dequantized to a plain weight.
-    """
-    own_bias = None if bias is None else bias.to(device)
-    if isinstance(weight, ScaledWeight) and dtype in _SIXTEEN_BITS and _has_whole_tiles(weight):
-        values = weight.values.contiguous().view(torch.uint8).to(device)
-        is_float = weight.values.dtype == torch.float8_e4m3fn
-        return TritonScaledLinear(values, is_float, weight.scales.contiguous().to(device), weight.block, own_bias)
-    if isinstance(weight, GroupedWeight) and dtype in _SIXTEEN_BITS and weight.bits == 4:
-        packed = _pack_grouped(weight, own_bias, device)
-        if packed is not None:
-            return packed
-    return linears.pack(dequantize(weight).to(dtype).to(device), own_bias)
-
-
-def _has_whole_tiles(weight: ScaledWeight) -> bool:
-    depth = weight.block[1]
-    return depth >= weight.shape[1] or depth % _BLOCK_K == 0
-
-
-def _pack_grouped(weight: GroupedWeight, bias: Tensor | None, device: torch.device) -> TritonGroupedLinear | None:
-    """None where groups cannot be cut into tiles of one length."""
-    columns, depth = weight.shape
-    order = torch.argsort(weight.groups, stable=True)
-    sizes = torch.bincount(weight.groups, minlength=weight.scales.shape[1])
-    size = int(sizes[0])
-    block_k = min(_BLOCK_K, size)
-    if bool((sizes != size).any()) or block_k & (block_k - 1) or block_k < 32 or size % block_k:
-        return None
-    tiles = weight.codes.t()[order].reshape(depth // block_k, 2, block_k // 2, columns)
-    codes = (tiles[:, 0] | (tiles[:, 1] << 4)).reshape(depth // 2, columns)
-    scales, zeros = (x.t().repeat_interleave(size // block_k, 0).contiguous() for x in (weight.scales, weight.zeros))
-    is_sorted = bool((order == torch.arange(depth)).all())
-    return TritonGroupedLinear(
-        codes.contiguous().to(device),
-        scales.to(device),
-        zeros.to(device),
-        block_k,
-        None if is_sorted else order.to(device),
-        bias,
-    )
-
-
 def linear(x: Tensor, packed: QuantizedLinear, invariant: bool) -> Tensor:
     """x @ weight.T + bias; raises ValueError when x has another width or no 16 bits."""
-    if x.dtype not in _SIXTEEN_BITS or x.shape[-1] != packed.in_features:
+    if x.dtype not in SIXTEEN_BITS or x.shape[-1] != packed.in_features:
         raise ValueError(f"x is {tuple(x.shape)} {x.dtype}; the weight takes [rows, {packed.in_features}] of 16 bits")
     rows, columns = x.shape[0], packed.out_features
     tiles = _INVARIANT_TILES if invariant else _TILES
@@ -249,7 +149,6 @@ def linear(x: Tensor, packed: QuantizedLinear, invariant: bool) -> Tensor:
     grid = (triton.cdiv(columns, block_n), triton.cdiv(rows, block_m))
     options = {"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": num_warps, **UNFUSED}
     bias = out if packed.bias is None else packed.bias
-    sizes = (rows, columns, packed.in_features)
     if isinstance(packed, TritonScaledLinear):
         x = x if x.stride(1) == 1 else x.contiguous()
         height, width = packed.block
@@ -259,18 +158,22 @@ def linear(x: Tensor, packed: QuantizedLinear, invariant: bool) -> Tensor:
             packed.scales,
             bias,
             out,
-            *sizes,
+            rows,
+            columns,
+            packed.in_features,
             x.stride(0),
             packed.scales.shape[1],
             height,
             IS_FLOAT=packed.is_float,
             SCALES_DEPTH=0 if width >= packed.in_features else width,
             HAS_BIAS=packed.bias is not None,
-            BLOCK_K=_BLOCK_K,
+            BLOCK_K=packed.block_k,
             num_stages=3,
             **options,
         )
         return out
+    if packed.depth > packed.in_features:
+        x = F.pad(x, (0, 1))
     x = x.contiguous() if packed.order is None else x.index_select(1, packed.order)
     _grouped_product[grid](
         x,
@@ -279,7 +182,9 @@ def linear(x: Tensor, packed: QuantizedLinear, invariant: bool) -> Tensor:
         packed.zeros,
         bias,
         out,
-        *sizes,
+        rows,
+        columns,
+        packed.depth,
         x.stride(0),
         HAS_BIAS=packed.bias is not None,
         BLOCK_K=packed.block_k,

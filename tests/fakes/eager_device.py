@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kernels.api import KVCache, KVCacheSpec, RaggedBatch
+from kernels.api import KVCache, KVCacheSpec, PackedLinear, RaggedBatch
+from kernels.quantized import QuantizedWeight
 from kernels.reference import ReferenceBackend
+from kernels.reference.quantized import dequantize
 from worker_svc.device.api import Aside, Graph, Mark
 
 
@@ -92,7 +94,18 @@ class EagerDevice:
 
 
 class PaddedReference(ReferenceBackend):
-    """Keeps a block to itself, in which padding rows write and read what nobody looks at."""
+    """Keeps a block to itself, in which padding rows write and read what nobody looks at.
+
+    It is given quantized weights, as GPU kernels are, and notes them; what it multiplies is what they stand for.
+    """
+
+    def __init__(self, num_threads: int | None = None) -> None:
+        super().__init__(num_threads)
+        self.quantized: list[QuantizedWeight] = []
+
+    def pack_quantized(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> PackedLinear:
+        self.quantized.append(weight)
+        return self.pack_linear(dequantize(weight).to(dtype), bias)
 
     def allocate_kv_cache(self, spec: KVCacheSpec) -> KVCache:
         return super().allocate_kv_cache(replace(spec, num_blocks=spec.num_blocks + 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -102,3 +103,40 @@ def int8(weight: Tensor) -> Written:
 def compressed(layout: str, bits: int, **weights: Any) -> dict[str, Any]:
     group = {"weights": {"num_bits": bits, **weights}, "targets": ["Linear"]}
     return {"quant_method": "compressed-tensors", "format": layout, "config_groups": {"group_0": group}}
+
+
+BLOCK = (32, 48)
+LAYOUTS: dict[str, tuple[Callable[[Tensor], Written], dict[str, Any]]] = {
+    "awq": (awq, {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}),
+    "gptq": (gptq, {"quant_method": "gptq", "bits": 4}),
+    "gptq 8 bits": (lambda w: gptq(w, bits=8), {"quant_method": "gptq", "bits": 8}),
+    "gptq desc_act": (lambda w: gptq(w, shuffled=True), {"quant_method": "gptq", "bits": 4, "desc_act": True}),
+    "gptq_v2": (
+        lambda w: gptq(w, offset=0),
+        {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"},
+    ),
+    "fp8 blocks": (lambda w: fp8(w, BLOCK, "weight_scale_inv"), {"quant_method": "fp8", "weight_block_size": BLOCK}),
+    "fp8 tensor": (lambda w: fp8(w, (999, 999), "weight_scale", flat=True), {"quant_method": "fp8"}),
+    "fp8 channels": (lambda w: fp8(w, (1, 999), "weight_scale"), compressed("float-quantized", 8)),
+    "fp8 block_structure": (
+        lambda w: fp8(w, BLOCK, "weight_scale"),
+        compressed("float-quantized", 8, block_structure="32x48"),
+    ),
+    "packed": (lambda w: packed_4_bits(w, symmetric=True), compressed("pack-quantized", 4)),
+    "packed with zero points": (lambda w: packed_4_bits(w, symmetric=False), compressed("pack-quantized", 4)),
+    "int8": (int8, compressed("int-quantized", 8)),
+}
+
+
+def quantized(tensors: dict[str, Tensor], layout: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """A model's tensors with its projections in a layout, and what each stands for by its plain name."""
+    writer, _ = LAYOUTS[layout]
+    written: dict[str, Tensor] = {}
+    matrices: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if not name.endswith("_proj.weight"):
+            written[name] = matrices[name] = tensor
+            continue
+        parts, matrices[name] = writer(tensor)
+        written |= {f"{name.removesuffix('.weight')}.{kind}": part for kind, part in parts.items()}
+    return written, matrices

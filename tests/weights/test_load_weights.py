@@ -36,6 +36,10 @@ class _Counted:
         self.read: list[str] = []
         self.held: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
 
+    @property
+    def quantization(self) -> None:
+        return None
+
     def specs(self) -> Mapping[str, TensorSpec]:
         return self._stored.specs()
 

@@ -1,7 +1,7 @@
-"""Quantized checkpoints against the matrices they stand for: each layout written here, and refused ones."""
+"""Quantized checkpoints against the matrices they stand for: each layout, cut and stacked too, and refused ones."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,51 +10,22 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from kernels.quantized import GroupedWeight
-from kernels.reference.quantized import dequantize
+from kernels.quantized import GroupedWeight, stack
+from kernels.reference.quantized import dequantize, quantize_grouped, quantize_scaled
 from octavo.sources import ModelSource, Origin
 from tests.weights import tiny_checkpoints
-from tests.weights.quantized_layouts import GROUP, Written, awq, compressed, fp8, gptq, int8, packed_4_bits
-from worker_svc.weights import WeightsError, open_checkpoint
+from tests.weights.quantized_layouts import GROUP, LAYOUTS, awq, compressed, quantized
+from worker_svc.weights import ExpectedTensor, Part, Weights, WeightsError, open_checkpoint
 from worker_svc.weights.quantization_config import parse_quantization
 from worker_svc.weights.quantized_checkpoint import QuantizedCheckpoint
-
-BLOCK = (32, 48)
-LAYOUTS: dict[str, tuple[Callable[[Tensor], Written], dict[str, Any]]] = {
-    "awq": (awq, {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}),
-    "gptq": (gptq, {"quant_method": "gptq", "bits": 4}),
-    "gptq 8 bits": (lambda w: gptq(w, bits=8), {"quant_method": "gptq", "bits": 8}),
-    "gptq desc_act": (lambda w: gptq(w, shuffled=True), {"quant_method": "gptq", "bits": 4, "desc_act": True}),
-    "gptq_v2": (
-        lambda w: gptq(w, offset=0),
-        {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"},
-    ),
-    "fp8 blocks": (lambda w: fp8(w, BLOCK, "weight_scale_inv"), {"quant_method": "fp8", "weight_block_size": BLOCK}),
-    "fp8 tensor": (lambda w: fp8(w, (999, 999), "weight_scale", flat=True), {"quant_method": "fp8"}),
-    "fp8 channels": (lambda w: fp8(w, (1, 999), "weight_scale"), compressed("float-quantized", 8)),
-    "fp8 block_structure": (
-        lambda w: fp8(w, BLOCK, "weight_scale"),
-        compressed("float-quantized", 8, block_structure="32x48"),
-    ),
-    "packed": (lambda w: packed_4_bits(w, symmetric=True), compressed("pack-quantized", 4)),
-    "packed with zero points": (lambda w: packed_4_bits(w, symmetric=False), compressed("pack-quantized", 4)),
-    "int8": (int8, compressed("int-quantized", 8)),
-}
 
 
 def write(directory: Path, layout: str) -> tuple[ModelSource, dict[str, Tensor]]:
     """A tiny Llama whose projections are quantized, and what each of its tensors stands for."""
-    writer, fields = LAYOUTS[layout]
-    tensors, matrices = {}, {}
-    for name, tensor in tiny_checkpoints.random_weights().items():
-        if "_proj." not in name:
-            tensors[name] = matrices[name] = tensor
-            continue
-        written, matrices[name] = writer(tensor)
-        tensors |= {f"{name.removesuffix('.weight')}.{kind}": part for kind, part in written.items()}
+    tensors, matrices = quantized(tiny_checkpoints.random_weights(), layout)
     tensors["model.layers.0.self_attn.k_proj.k_scale"] = torch.ones(())
     save_file(tensors, directory / "model.safetensors")
-    (directory / "config.json").write_text(json.dumps({"quantization_config": fields}))
+    (directory / "config.json").write_text(json.dumps({"quantization_config": LAYOUTS[layout][1]}))
     return ModelSource("tiny", Origin.DIRECTORY, directory, directory), matrices
 
 
@@ -120,6 +91,49 @@ def test_f60_a_last_group_cut_short_is_read_where_its_size_is_said(tmp_path: Pat
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {**config, "group_size": 128}}))
     with pytest.raises(WeightsError, match=r"2 groups of group_size 128, which do not divide its 96 inputs"):
         open_checkpoint(source, torch.float32).load(f"{name}.weight")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "part",
+    [
+        Part(0, (range(8, 40),)),
+        Part(0, (range(32), range(64, 96))),
+        Part(1, (range(48, 96),)),
+        Part(1, (range(8, 37),)),
+    ],
+    ids=["rows", "ranges of rows", "columns", "odd columns"],
+)
+def test_a_part_stands_for_the_same_part_of_the_matrix(tmp_path: Path, layout: str, part: Part) -> None:
+    source, matrices = write(tmp_path, layout)
+    name = f"model.layers.0.mlp.{'down' if part.dim else 'up'}_proj.weight"
+    shapes = tiny_checkpoints.shapes()
+    expected = {each: ExpectedTensor(shape, part if each == name else None) for each, shape in shapes.items()}
+    weights = Weights(expected, open_checkpoint(source, torch.float32), torch.float32)
+    weight = weights.take_matrix(name)
+    assert not isinstance(weight, Tensor)
+    assert torch.equal(dequantize(weight), part.of(matrices[name]))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_stacked_matrices_stand_for_the_matrices_stacked(tmp_path: Path, layout: str) -> None:
+    source, matrices = write(tmp_path, layout)
+    checkpoint = open_checkpoint(source, torch.float32)
+    assert isinstance(checkpoint, QuantizedCheckpoint)
+    for module, projections in (("self_attn", ("q", "k", "v")), ("mlp", ("gate", "up"))):
+        names = [f"model.layers.1.{module}.{projection}_proj.weight" for projection in projections]
+        parts = [weight for name in names if (weight := checkpoint.load_quantized(name)) is not None]
+        stacked = stack(parts)
+        assert stacked is not None
+        assert torch.equal(dequantize(stacked), torch.cat([matrices[name] for name in names]))
+
+
+def test_matrices_of_different_kinds_are_not_stacked() -> None:
+    weight = torch.randn(32, 64, generator=torch.Generator().manual_seed(0))
+    four_bits, fp8 = quantize_grouped(weight, 16), quantize_scaled(weight, (32, 32))
+    assert stack([four_bits, fp8]) is None
+    assert stack([four_bits, quantize_grouped(weight, 32)]) is None
+    assert stack([fp8, quantize_scaled(weight, (32, 64))]) is None
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from worker_svc.device.api import Device
 from worker_svc.device.cpu import CPU
 from worker_svc.grammar import GrammarCompiler
 from worker_svc.messages import step_result
+from worker_svc.model.build import build_decoder
 from worker_svc.model.config import ModelConfig
-from worker_svc.model.decoder import build_decoder
 from worker_svc.model.families import parse_config
 from worker_svc.model.sharding import shard_model
 from worker_svc.outcome import StepOutcome, TokenLogprobs
@@ -58,7 +58,7 @@ def build_runner(
     config = parse_config(json.loads((source.directory / "config.json").read_text()))
     shard = shard_model(config, group.rank, group.size)
     weights = Weights(shard.expected(), open_checkpoint(source, dtype), dtype)
-    decoder = build_decoder(shard, group, weights.take, backend, shape.max_model_len)
+    decoder = build_decoder(shard, group, weights, backend, shape.max_model_len)
     cache = backend.allocate_kv_cache(_cache_spec(shard.config, shape, shape.num_blocks, dtype))
     host = None
     if shape.num_host_blocks:

@@ -6,7 +6,7 @@ Greedy ids must be the same. Logprobs agree within 2e-4: both compute in fp32 an
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from tests.fakes.tiny_families import (
 )
 from tests.fakes.tiny_llama import TINY_VOCAB_SIZE
 from tests.worker.harness import Driver, RunnerShape, Tracked, build_runner, sampling
-from worker_svc.model.decoder import build_decoder
+from worker_svc.model.build import build_decoder
 from worker_svc.model.families import parse_config
 from worker_svc.model.sharding import shard_model
 from worker_svc.parallel.group import OneRank
@@ -148,6 +148,18 @@ def test_16_bits_keep_what_they_can(tmp_path: Path) -> None:
         assert sum(errors) <= 0.03 * len(errors), max(errors)
 
 
+@dataclass(frozen=True)
+class Tensors:
+    """A model's tensors, in memory."""
+
+    tensors: dict[str, torch.Tensor]
+
+    def take(self, name: str) -> torch.Tensor:
+        return self.tensors[name]
+
+    take_matrix = take
+
+
 @pytest.mark.parametrize("name", ["gemma", "gemma2", "gemma3"])
 def test_embeddings_are_scaled_as_transformers_rounds_it(name: str) -> None:
     fp32: Any = tiny_model(FAMILIES[name])
@@ -157,7 +169,7 @@ def test_embeddings_are_scaled_as_transformers_rounds_it(name: str) -> None:
     embedding = oracle.model.embed_tokens
     embedding.embed_scale = torch.tensor(72**0.5)
     shard = shard_model(config, 0, 1)
-    decoder = build_decoder(shard, OneRank(), checkpoint_tensors(oracle).pop, ReferenceBackend(1), 16)
+    decoder = build_decoder(shard, OneRank(), Tensors(checkpoint_tensors(oracle)), ReferenceBackend(1), 16)
     ids = torch.arange(TINY_VOCAB_SIZE)
     assert torch.equal(decoder.embed(ids), embedding(ids))
 

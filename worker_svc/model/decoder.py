@@ -6,10 +6,8 @@ logits are wanted, and computes nothing for the others that a later step could n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from kernels.api import (
@@ -23,15 +21,8 @@ from kernels.api import (
     QKNorm,
     RopeTable,
 )
-from worker_svc.model.config import ModelConfig, RopeConfig
-from worker_svc.model.layers import ColumnLinear, DividedEmbedding, Embedding, RowLinear, padded_rows, row_linear
-from worker_svc.model.names import DecoderNames
-from worker_svc.model.rope import rope_table
-from worker_svc.model.sharding import ModelShard
-from worker_svc.parallel.group import TPGroup
-
-# Hands a tensor over by its checkpoint name and forgets it, so that packing a layer frees the layer's originals.
-TakeTensor = Callable[[str], Tensor]
+from worker_svc.model.config import ModelConfig
+from worker_svc.model.layers import ColumnLinear, DividedEmbedding, Embedding, RowLinear
 
 
 @dataclass(frozen=True)
@@ -148,117 +139,3 @@ class Decoder:
 
     def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
         return x if weight is None else self._kernels.rms_norm(x, weight, self.config.norm_eps)
-
-
-def build_decoder(
-    shard: ModelShard,
-    group: TPGroup,
-    take: TakeTensor,
-    backend: Backend,
-    max_model_len: int,
-    place: torch.device | None = None,
-) -> Decoder:
-    """Packs a rank's weights layer by layer; each tensor that the shard expects is taken exactly once.
-
-    `place` is where `take` gives them and the backend computes; None for the CPU.
-    """
-    builder = _Builder(shard, group, take, backend, max_model_len, place)
-    names = DecoderNames(shard.whole)
-    table = padded_rows(take(names.embedding), shard.config.num_embedding_rows)
-    layers = tuple(builder.layer(index) for index in range(shard.whole.num_layers))
-    weights = DecoderWeights(
-        embedding=builder.embedding(table),
-        layers=layers,
-        final_norm=builder.norm(names.final_norm),
-        head=builder.head(table if shard.whole.tied_embeddings else take(names.head)),
-    )
-    return Decoder(shard.config, weights, backend)
-
-
-class _Builder:
-    """Makes the layers of one rank's decoder."""
-
-    def __init__(
-        self,
-        shard: ModelShard,
-        group: TPGroup,
-        take: TakeTensor,
-        backend: Backend,
-        max_model_len: int,
-        place: torch.device | None,
-    ) -> None:
-        self._shard = shard
-        self._config = shard.config
-        self._group = group
-        self._take = take
-        self._backend = backend
-        # Layers that turn alike share a table: it grows with max_model_len.
-        self._ropes: Mapping[RopeConfig, RopeTable] = {
-            rope: _placed(rope_table(rope, max_model_len), place) for rope in shard.config.ropes
-        }
-
-    def layer(self, index: int) -> DecoderLayer:
-        config, view = self._config, self._config.layers[index]
-        names = DecoderNames(config).layer(index)
-        qk_norm = QKNorm(self.norm(names.q_norm), self.norm(names.k_norm), config.norm_eps) if config.qk_norm else None
-        return DecoderLayer(
-            input_norm=self.norm(names.input_norm),
-            qkv=self._column(names.qkv, config.qkv_bias),
-            qk_norm=qk_norm,
-            rope=self._ropes[view.rope],
-            attention=AttentionSpec(config.num_heads, config.attention_scale, view.window, config.attention_soft_cap),
-            output=self._row(names.output, config.output_bias),
-            attention_out_norm=self.norm(names.attention_out_norm) if config.post_norms else None,
-            mlp_norm=self.norm(names.mlp_norm),
-            gate_up=self._column(names.gate_up, config.mlp_bias),
-            down=self._row(names.down, config.mlp_bias),
-            mlp_out_norm=self.norm(names.mlp_out_norm) if config.post_norms else None,
-        )
-
-    def embedding(self, table: Tensor) -> Embedding | DividedEmbedding:
-        """Scaled already, which the head is not."""
-        scale = self._config.embedding_scale
-        rows = _kept(table) if scale == 1.0 else _scaled(table, scale)
-        if self._group.size == 1:
-            return Embedding(rows)
-        return DividedEmbedding(rows, self._shard.share.embedding_rows.start, self._group)
-
-    def head(self, table: Tensor) -> ColumnLinear:
-        rows = padded_rows(table, self._config.num_embedding_rows)
-        return ColumnLinear(self._backend, self._backend.pack_linear(rows, None))
-
-    def norm(self, name: str) -> Tensor:
-        return _norm(self._config, self._take(name))
-
-    def _column(self, projections: tuple[str, ...], has_bias: bool) -> ColumnLinear:
-        weight = _stack([self._take(f"{name}.weight") for name in projections])
-        bias = _stack([self._take(f"{name}.bias") for name in projections]) if has_bias else None
-        return ColumnLinear(self._backend, self._backend.pack_linear(weight, bias))
-
-    def _row(self, projection: str, has_bias: bool) -> RowLinear:
-        weight = self._take(f"{projection}.weight")
-        bias = self._take(f"{projection}.bias") if has_bias else None
-        return row_linear(self._backend, weight, bias, self._group)
-
-
-def _placed(table: RopeTable, place: torch.device | None) -> RopeTable:
-    return table if place is None else RopeTable(table.cos.to(place), table.sin.to(place))
-
-
-def _norm(config: ModelConfig, weight: Tensor) -> Tensor:
-    """A norm's factor. One plus a small weight has more digits than 16-bit floats keep: it stays in fp32."""
-    return _kept(weight) if config.norm_offset == 0.0 else weight.float() + config.norm_offset
-
-
-def _scaled(embedding: Tensor, scale: float) -> Tensor:
-    """The embedding's rows times a scale that is rounded to their dtype first, as Gemma was trained; a copy."""
-    return embedding * torch.tensor(scale, dtype=embedding.dtype)
-
-
-def _kept(tensor: Tensor) -> Tensor:
-    """A tensor that is used as it is, copied: it may be a view of a mapped file, and would keep all of it in memory."""
-    return tensor.clone(memory_format=torch.contiguous_format)
-
-
-def _stack(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)

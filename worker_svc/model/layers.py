@@ -41,11 +41,6 @@ class RowLinear:
         return self.group.all_reduce(self.kernels.linear(x, self.packed))
 
 
-def row_linear(backend: Backend, weight: Tensor, bias: Tensor | None, group: TPGroup) -> RowLinear:
-    """Packs a rank's part of a row-divided matrix and, on rank 0, the bias."""
-    return RowLinear(backend, backend.pack_linear(weight, bias if group.rank == 0 else None), group)
-
-
 @dataclass(frozen=True)
 class Embedding:
     """All rows of the embedding."""

@@ -10,6 +10,8 @@ from typing import Protocol
 
 import torch
 
+from kernels.quantized import QuantizedWeight, columns_of, rows_of
+
 
 class WeightsError(Exception):
     """Weights that do not fit the model or cannot be read; the message names tensors and files."""
@@ -36,6 +38,13 @@ class Part:
         pieces = [tensor.narrow(self.dim, cut.start, len(cut)) for cut in self.ranges]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, self.dim)
 
+    def of_quantized(self, weight: QuantizedWeight) -> QuantizedWeight:
+        """The part: what it stands for is bitwise the part of the matrix."""
+        if self.dim == 0:
+            return rows_of(weight, self.ranges)
+        (columns,) = self.ranges
+        return columns_of(weight, columns)
+
 
 @dataclass(frozen=True)
 class ExpectedTensor:
@@ -47,6 +56,11 @@ class ExpectedTensor:
 
 class Checkpoint(Protocol):
     """An open checkpoint. Tensors loaded from it stay valid after `close`."""
+
+    @property
+    def quantization(self) -> str | None:
+        """The method by which matrices are quantized, such as "awq"; None where they are floats."""
+        ...
 
     def specs(self) -> Mapping[str, TensorSpec]:
         """Every tensor it holds, without reading any."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from kernels.quantized import QuantizedWeight
 from octavo.sources.model_source import ModelSource, SourceError
 from worker_svc.weights.checkpoint import Checkpoint, ExpectedTensor, TensorSpec, WeightsError
 from worker_svc.weights.gguf_cache import gguf_weights_file
@@ -47,10 +48,7 @@ def _quantization(source: ModelSource) -> QuantizationConfig | None:
     path = source.directory / "config.json"
     if not path.is_file():
         return None
-    config = parse_quantization(json.loads(path.read_text(encoding="utf-8")))
-    if config is not None:
-        _log.info("the weights are quantized, %s: dequantized when loaded", config.method)
-    return config
+    return parse_quantization(json.loads(path.read_text(encoding="utf-8")))
 
 
 class Weights:
@@ -77,6 +75,15 @@ class Weights:
         """
         stored, part = self._checkpoint.load(name), self._expected[name].part
         return _convert(name, stored if part is None else part.of(stored), self._dtype)
+
+    def take_matrix(self, name: str) -> torch.Tensor | QuantizedWeight:
+        """As `take`, and a quantized matrix as it is: codes and scales."""
+        if not isinstance(self._checkpoint, QuantizedCheckpoint):
+            return self.take(name)
+        weight, part = self._checkpoint.load_quantized(name), self._expected[name].part
+        if weight is None:
+            return self.take(name)
+        return weight if part is None else part.of_quantized(weight)
 
 
 def _convert(name: str, stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

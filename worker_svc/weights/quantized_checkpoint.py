@@ -41,6 +41,10 @@ class QuantizedCheckpoint:
         self._modules = _quantized_modules(stored.specs())
         self._specs = MappingProxyType(self._presented())
 
+    @property
+    def quantization(self) -> str:
+        return self._config.method
+
     def specs(self) -> Mapping[str, TensorSpec]:
         """Every tensor, the quantized ones as float matrices."""
         return self._specs
@@ -165,10 +169,9 @@ def _quantized_modules(specs: Mapping[str, TensorSpec]) -> dict[str, str]:
 
 
 def _unpacked(words: Tensor, bits: int) -> Tensor:
-    """[n, m] int32 to the [n, m * 32 / bits] uint8 numbers in them, the lowest bits first."""
-    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
-    numbers: Tensor = (words[..., None] >> shifts) & (2**bits - 1)
-    return numbers.to(torch.uint8).flatten(1)
+    """[n, m] int32 to the [n, m * 32 / bits] uint8 numbers in them, the lowest bits first. 4 or 8 bits."""
+    octets = words.contiguous().view(torch.uint8)
+    return octets if bits == 8 else torch.stack((octets & 0xF, octets >> 4), -1).flatten(1)
 
 
 def _runs(num_inputs: int, num_groups: int, group_size: int | None) -> Tensor:

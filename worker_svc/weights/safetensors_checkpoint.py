@@ -63,6 +63,10 @@ class SafetensorsCheckpoint:
         header = read_safetensors_header(path)
         return cls({name: _spec(name, stored, path) for name, stored in header.items()})
 
+    @property
+    def quantization(self) -> None:
+        return None
+
     def specs(self) -> Mapping[str, TensorSpec]:
         """Every tensor it holds, without reading any."""
         return self._specs

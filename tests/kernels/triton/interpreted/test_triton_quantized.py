@@ -10,9 +10,9 @@ from interpreter import install, sanitizer
 from torch import Tensor
 
 install()
-from kernels.quantized import GroupedWeight, QuantizedWeight, ScaledWeight  # noqa: E402
+from kernels.quantized import GroupedWeight, QuantizedWeight, ScaledWeight, columns_of  # noqa: E402
 from kernels.reference.quantized import dequantize, quantize_grouped, quantize_scaled  # noqa: E402
-from kernels.triton import quantized  # noqa: E402
+from kernels.triton import quantized, quantized_layout  # noqa: E402
 from kernels.triton.linear import TritonLinear  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -42,6 +42,10 @@ WEIGHTS: dict[str, QuantizedWeight] = {
     "int4 groups of 128": quantize_grouped(random_weight(72, 256), 128),
     "int4 groups of 32": quantize_grouped(random_weight(64, 96), 32),
     "int4 one group": quantize_grouped(random_weight(64, 256), 256),
+    "int4 groups of 48": quantize_grouped(random_weight(64, 96), 48),
+    "int4 part of groups": columns_of(quantize_grouped(random_weight(64, 256), 128), range(64, 256)),
+    "int4 part of desc_act": columns_of(shuffled(quantize_grouped(random_weight(64, 256), 64)), range(37, 200)),
+    "fp8 part of blocks": columns_of(quantize_scaled(random_weight(64, 256), (128, 128)), range(64, 256)),
     "int4 desc_act": shuffled(quantize_grouped(random_weight(64, 128), 64)),
 }
 
@@ -53,7 +57,7 @@ def test_products_are_those_of_the_dequantized_weight(name: str, dtype: torch.dt
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(5, weight.shape[1], generator=generator).to(dtype)
     bias = torch.randn(weight.shape[0], generator=generator).to(dtype)
-    packed = quantized.pack(weight, bias, dtype, CPU)
+    packed = quantized_layout.pack(weight, bias, dtype, CPU)
     assert not isinstance(packed, TritonLinear)
     assert (packed.out_features, packed.in_features) == weight.shape
     found = quantized.linear(x, packed, invariant=False)
@@ -71,7 +75,7 @@ def test_every_e4m3_number_becomes_itself() -> None:
     x = torch.zeros(1, 32)
     x[0, 3] = 1.0
     for dtype in (BF16, FP16):
-        packed = quantized.pack(weight, None, dtype, CPU)
+        packed = quantized_layout.pack(weight, None, dtype, CPU)
         assert not isinstance(packed, TritonLinear)
         found = quantized.linear(x.to(dtype), packed, invariant=False)[0]
         assert torch.equal(found.float(), bits.view(torch.float8_e4m3fn).float())
@@ -81,7 +85,7 @@ def test_every_e4m3_number_becomes_itself() -> None:
 def test_a_row_alone_is_the_row_in_a_batch(name: str) -> None:
     weight = WEIGHTS[name]
     x = torch.randn(40, weight.shape[1], generator=torch.Generator().manual_seed(2)).to(BF16)
-    packed = quantized.pack(weight, None, BF16, CPU)
+    packed = quantized_layout.pack(weight, None, BF16, CPU)
     assert not isinstance(packed, TritonLinear)
     for invariant in (True, False):
         whole = quantized.linear(x, packed, invariant)
@@ -89,10 +93,10 @@ def test_a_row_alone_is_the_row_in_a_batch(name: str) -> None:
             assert torch.equal(quantized.linear(x[begin:end], packed, invariant), whole[begin:end])
 
 
-@pytest.mark.parametrize("name", ["fp8 block", "int4 groups of 128"])
+@pytest.mark.parametrize("name", ["fp8 block", "int4 groups of 128", "int4 part of desc_act"])
 def test_every_address_is_inside_its_tensors_and_no_programs_race(name: str) -> None:
     weight = WEIGHTS[name]
-    packed = quantized.pack(weight, None, BF16, CPU)
+    packed = quantized_layout.pack(weight, None, BF16, CPU)
     assert not isinstance(packed, TritonLinear)
     with sanitizer() as launches:
         quantized.linear(torch.ones(18, weight.shape[1], dtype=BF16), packed, invariant=False)
@@ -102,14 +106,14 @@ def test_every_address_is_inside_its_tensors_and_no_programs_race(name: str) -> 
 @pytest.mark.parametrize(
     ("weight", "dtype"),
     [
-        (quantize_grouped(random_weight(64, 96), 48), BF16),
+        (quantize_grouped(random_weight(64, 96), 8), BF16),
         (quantize_grouped(random_weight(64, 96), 32, bits=8), BF16),
         (quantize_scaled(random_weight(64, 96), (32, 48)), BF16),
         (quantize_scaled(random_weight(64, 96), (999, 999)), torch.float32),
     ],
-    ids=["groups of 48", "8 bits", "narrow blocks", "fp32"],
+    ids=["groups of 8", "8 bits", "narrow blocks", "fp32"],
 )
 def test_what_the_kernels_do_not_take_is_dequantized(weight: QuantizedWeight, dtype: torch.dtype) -> None:
-    packed = quantized.pack(weight, None, dtype, CPU)
+    packed = quantized_layout.pack(weight, None, dtype, CPU)
     assert isinstance(packed, TritonLinear)
     assert torch.equal(packed.weight, dequantize(weight).to(dtype))
