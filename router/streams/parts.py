@@ -31,6 +31,10 @@ class ProgressWatch:
         if self._missing is None and self._known_tokens > num_held_tokens:
             self._missing = (self._known_tokens, now + self._grace_s)
 
+    def expects_more_than(self, num_held_tokens: int) -> bool:
+        """Whether tokens beyond so many are known of, or were when it was last looked."""
+        return self._missing is not None or self._known_tokens > num_held_tokens
+
     def clear(self) -> None:
         """Nothing is expected of this attempt any more."""
         self._known_tokens, self._missing = 0, None

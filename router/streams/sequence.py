@@ -93,7 +93,11 @@ class SequenceDriver:
         self._feed(Availability(state.can_serve(self._call.model)))
 
     def _take_tokens(self, delta: TokenDelta | PromptDelta) -> None:
-        self._feed(delta)
+        tokens = self._stream.feed_plain(delta) if isinstance(delta, TokenDelta) else None
+        if tokens is None:
+            self._feed(delta)
+        else:
+            self._deliver(tokens)  # no timer moves
 
     def _feed(self, item: Input) -> None:
         self._act(self._stream.feed(item, self._loop.time()))

@@ -3,7 +3,7 @@
 Pure: no I/O and no clock; `now` is an argument, in seconds. The two paths are not ordered against each other, and
 either may lose, repeat or delay what it carries; whatever happens, each token leaves here once, in order, and the
 sequence ends once. It knows no text: stop strings belong to its caller, who calls `stop`. Its phases are those of
-`phases`.
+`phases`; what it holds is `held`'s.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from router.errors import ErrorKind
-from router.streams.parts import ProgressWatch, PromptGate, add_placement
+from router.streams.held import HeldAnswer
+from router.streams.parts import ProgressWatch, add_placement
 from router.streams.phases import TRANSITIONS, IllegalMove, Move, Phase
 from router.streams.types import (
     AttemptEnded,
@@ -57,12 +58,7 @@ class Stream:
         self.phase = Phase.OPEN
         self.attempt = 1
         self.receipt = ReceiptParts()
-        self._token_ids: list[int] = []
-        self._prompt = PromptGate(spec.prompt_logprob_positions)
-        self._finish: Finish | None = None
-        self._final_token_id: int | None = None
-        self._sealed = False  # the worker's own word that this is the end has come
-        self._told_tokens: int | None = None
+        self._held = HeldAnswer(spec)
         self._progress = ProgressWatch(LOSS_GRACE_S)
         self._held_at_attempt = (0, 0)
         self._fruitless_attempts = 0
@@ -78,7 +74,7 @@ class Stream:
     @property
     def token_ids(self) -> tuple[int, ...]:
         """Every output token held so far."""
-        return tuple(self._token_ids)
+        return tuple(self._held.token_ids)
 
     @property
     def ended(self) -> bool:
@@ -131,6 +127,25 @@ class Stream:
         self._end_if_complete(now)
         return self._take()
 
+    def feed_plain(self, delta: TokenDelta) -> NewTokens | None:
+        """What `feed` puts out for a delta that says nothing but the next tokens of a sequence that runs as it should.
+
+        None, and nothing changed, for any other: that one is to be fed.
+        """
+        if (
+            self.phase is not Phase.RUNNING
+            or delta.attempt != self.attempt
+            or delta.stream_key != self.spec.stream_key
+            or self._recovery_at is not None
+            or self._progress.expects_more_than(len(self._held.token_ids))
+        ):
+            return None
+        tokens = self._held.add_plain(delta)
+        if tokens is not None:
+            self._fruitless_attempts = 0
+            self._backoff_s = FIRST_BACKOFF_S
+        return tokens
+
     def wake(self, now: float) -> tuple[Output, ...]:
         """Do what is due at `now`; early calls do nothing."""
         if self.ended:
@@ -140,7 +155,7 @@ class Stream:
             self._next_attempt(Move.RETRY)
         if _is_due(self._settle_at, now):
             self._settle_at = None
-            if self._holds_all():
+            if self._held.is_whole:
                 self._complete()
             else:
                 self._lose(now)
@@ -158,47 +173,29 @@ class Stream:
         return isinstance(item, Availability) or item.attempt == self.attempt
 
     def _on_tokens(self, delta: TokenDelta, now: float) -> None:
-        held = len(self._token_ids)
-        if delta.position > held or self._lacks_logprobs(delta):
+        if self._held.misses_before(delta):
             self._lose(now)
             return
-        skip = held - delta.position
-        room = 0 if self._sealed else self.spec.max_tokens - held
-        fresh = delta.token_ids[skip : skip + room]
-        if fresh:
-            logprobs = delta.logprobs[skip : skip + len(fresh)] if delta.logprobs is not None else None
-            self._accept(NewTokens(held, fresh, logprobs))
-        if delta.finish is not None and delta.position + len(delta.token_ids) == len(self._token_ids):
-            self._finish, self._final_token_id, self._sealed = delta.finish, delta.final_token_id, True
-            if self._prompt.missing:
-                self._settle(now + LOSS_GRACE_S)
+        fresh = self._held.add(delta)
+        if fresh is not None:
+            self._fruitless_attempts = 0
+            self._backoff_s = FIRST_BACKOFF_S
+            self._recovery_at = None
+            self._outputs += self._held.prompt.tokens(fresh)
+        if self._held.seal(delta) and self._held.prompt.missing:
+            self._settle(now + LOSS_GRACE_S)
         self._watch_progress(now)
 
-    def _lacks_logprobs(self, delta: TokenDelta) -> bool:
-        if not self.spec.wants_logprobs or not delta.token_ids:
-            return False
-        return delta.logprobs is None or len(delta.logprobs) != len(delta.token_ids)
-
-    def _accept(self, tokens: NewTokens) -> None:
-        self._token_ids.extend(tokens.token_ids)
-        self._fruitless_attempts = 0
-        self._backoff_s = FIRST_BACKOFF_S
-        self._recovery_at = None
-        self._outputs += self._prompt.tokens(tokens)
-
     def _on_prompt(self, delta: PromptDelta, now: float) -> None:
-        if delta.start > self._prompt.next_position:
+        outputs = self._held.add_prompt(delta)
+        if outputs is None:
             self._lose(now)
         else:
-            self._outputs += self._prompt.logprobs(delta)
-
-    @property
-    def _held_counts(self) -> tuple[int, int]:
-        return len(self._token_ids), self._prompt.next_position
+            self._outputs += outputs
 
     def _watch_progress(self, now: float) -> None:
         if self.phase in (Phase.OPEN, Phase.RUNNING):
-            self._progress.update(len(self._token_ids), now)
+            self._progress.update(len(self._held.token_ids), now)
 
     # The scheduler's call.
 
@@ -211,17 +208,14 @@ class Stream:
         self.receipt = add_placement(self.receipt, event)
 
     def _on_finished(self, event: Finished, now: float) -> None:
-        self._told_tokens = event.num_output_tokens
-        self._finish = self._finish or event.finish
-        if self._final_token_id is None and event.finish is Finish.STOP_TOKEN and len(self.spec.stop_token_ids) == 1:
-            (self._final_token_id,) = self.spec.stop_token_ids
+        self._held.told(event)
         self._settle(now + LOSS_GRACE_S)
 
     def _on_attempt_ended(self, end: AttemptEnded, now: float) -> None:
         self._call_over = True
         if self.phase is Phase.SETTLING or self.phase is Phase.WAITING:
             return
-        if self._holds_all():
+        if self._held.is_whole:
             return
         if end.failure is not None and not end.retriable:
             self._fail(end.failure, end.message, end.retry_after_s)
@@ -243,32 +237,25 @@ class Stream:
 
     # Completion, loss, failure.
 
-    def _holds_all(self) -> bool:
-        """Whether the sequence is complete by what is held here; then it is never submitted again."""
-        if self._prompt.missing:
-            return False
-        told = self._told_tokens is not None and len(self._token_ids) >= self._told_tokens
-        return told or self._sealed or len(self._token_ids) >= self.spec.max_tokens
-
     def _end_if_complete(self, now: float) -> None:
+        held = self._held
         if self.ended:
             return
-        if self._finish is Finish.NUMERIC_ERROR:
+        if held.finish is Finish.NUMERIC_ERROR:
             where = f"replica {self.receipt.replica}" if self.receipt.replica else "the replica"
             self._fail(ErrorKind.INTERNAL, f"the model's logits held NaN or infinity on {where}")
-        elif self._finish is Finish.GRAMMAR_ERROR:
+        elif held.finish is Finish.GRAMMAR_ERROR:
             self._fail(
                 ErrorKind.INVALID_ARGUMENT,
-                f"after {len(self._token_ids)} tokens the grammar of the answer allows no token of the model, or has "
+                f"after {len(held.token_ids)} tokens the grammar of the answer allows no token of the model, or has "
                 "become too complex to follow; simplify it",
                 by_grammar=True,
             )
-        elif self._holds_all():
-            nameless = self._finish is Finish.STOP_TOKEN and self._final_token_id is None
-            if not nameless and (self._placed or self._call_over or self._told_tokens is not None):
+        elif held.is_whole:
+            if not held.is_nameless and (self._placed or self._call_over or held.was_told):
                 self._complete()
             else:
-                self._settle(now + (LOSS_GRACE_S if nameless else RECEIPT_GRACE_S))
+                self._settle(now + (LOSS_GRACE_S if held.is_nameless else RECEIPT_GRACE_S))
 
     def _settle(self, until: float) -> None:
         if self.phase is not Phase.SETTLING:
@@ -278,9 +265,10 @@ class Stream:
             self._progress.clear()
 
     def _complete(self) -> None:
-        finish = self._finish or Finish.LENGTH
+        held = self._held
         self._move(Move.END)
-        self._outputs.append(Completed(finish, self._final_token_id, len(self._token_ids), self.receipt))
+        finish = held.finish or Finish.LENGTH
+        self._outputs.append(Completed(finish, held.final_token_id, len(held.token_ids), self.receipt))
 
     def _fail(
         self, kind: ErrorKind, message: str, retry_after_s: float | None = None, *, by_grammar: bool = False
@@ -292,7 +280,7 @@ class Stream:
         """Tokens of this attempt will not come: ask for them again, from what is held."""
         if self.phase is Phase.WAITING:
             return  # another attempt is coming anyway
-        if self._held_counts == self._held_at_attempt:
+        if self._held.counts == self._held_at_attempt:
             self._fruitless_attempts += 1
         if self._fruitless_attempts >= MAX_FRUITLESS_ATTEMPTS:
             self._fail(
@@ -316,18 +304,17 @@ class Stream:
         self._move(move)
         self.attempt += 1
         self.receipt = replace(self.receipt, num_attempts=self.attempt)
-        if not self._sealed:
-            self._finish = self._final_token_id = None
-        self._told_tokens = self._settle_at = self._retry_at = None
+        self._held.forget_told()
+        self._settle_at = self._retry_at = None
         self._progress.clear()
         self._placed = self._call_over = False
         self._submit()
 
     def _submit(self) -> None:
-        self._held_at_attempt = self._held_counts
+        self._held_at_attempt = self._held.counts
         # The scheduler runs only what has a token to come; a full sequence is here for its prompt's logprobs.
-        prior = self._token_ids[: self.spec.max_tokens - 1]
-        start = self._prompt.next_position if self._prompt.missing else None
+        prior = self._held.token_ids[: self.spec.max_tokens - 1]
+        start = self._held.prompt.next_position if self._held.prompt.missing else None
         self._outputs.append(Submit(self.attempt, tuple(prior), self._crash_group_sizes, start))
 
     def _move(self, move: Move) -> None:

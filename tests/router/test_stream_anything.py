@@ -7,6 +7,7 @@ way arrives and time passes.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 from hypothesis import given, settings
@@ -40,9 +41,9 @@ KEY, PROMPT = 5, 6
 class Answer:
     """What the model says, from any position on, and how an attempt reports it."""
 
-    def __init__(self, num_tokens: int, finish: Finish, chunk: int) -> None:
+    def __init__(self, num_tokens: int, finish: Finish, chunk: int, has_logprobs: bool) -> None:
         self.ids = tuple(100 + i for i in range(num_tokens))
-        self.finish, self.chunk = finish, chunk
+        self.finish, self.chunk, self.has_logprobs = finish, chunk, has_logprobs
         self.final = 7 if finish is Finish.STOP_TOKEN else None
 
     def deltas(self, submit: Submit) -> list[Input]:
@@ -54,7 +55,8 @@ class Answer:
         position = len(submit.prior_token_ids)
         while position < len(self.ids):
             part = self.ids[position : position + self.chunk]
-            found.append(TokenDelta(KEY, submit.attempt, position, part, tuple(TokenLogprob(i, -1.0) for i in part)))
+            logprobs = tuple(TokenLogprob(i, -1.0) for i in part) if self.has_logprobs else None
+            found.append(TokenDelta(KEY, submit.attempt, position, part, logprobs))
             position += len(part)
         end = TokenDelta(KEY, submit.attempt, position, (), None, self.finish, self.final)
         return [*found, end]
@@ -81,6 +83,7 @@ class Network:
         self.token_ids: list[int] = []
         self.prompt_positions: list[int] = []
         self.ends: list[Output] = []
+        self.num_plain = 0
         self.take(stream.start())
 
     def take(self, outputs: tuple[Output, ...]) -> None:
@@ -94,8 +97,9 @@ class Network:
                 case NewTokens():
                     assert output.position == len(self.token_ids)
                     assert len(self.prompt_positions) in (0, PROMPT - 1)
-                    assert output.logprobs is not None
-                    assert tuple(entry.token_id for entry in output.logprobs) == output.token_ids
+                    assert (output.logprobs is not None) is self.stream.spec.wants_logprobs
+                    if output.logprobs is not None:
+                        assert tuple(entry.token_id for entry in output.logprobs) == output.token_ids
                     self.token_ids += output.token_ids
                 case NewPromptLogprobs():
                     assert [entry.token_id for entry in output.logprobs] == [
@@ -106,7 +110,17 @@ class Network:
                     self.ends.append(output)
 
     def feed(self, item: Input) -> None:
-        self.take(self.stream.feed(item, self.now))
+        """Plain deltas go the short way, beside a twin that goes the long one; all else is fed."""
+        twin = copy.deepcopy(self.stream)
+        fed = twin.feed(item, self.now)
+        tokens = self.stream.feed_plain(item) if isinstance(item, TokenDelta) else None
+        if tokens is not None:
+            self.num_plain += 1
+            self.take((tokens,))
+        else:
+            self.take(self.stream.feed(item, self.now))
+        assert fed == ((tokens,) if tokens is not None else fed)
+        assert state_of(self.stream) == state_of(twin)
 
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
@@ -125,6 +139,16 @@ class Network:
                 assert self.stream.wake_at is not None, f"nothing will ever happen: {self.stream.phase}"
                 self.pass_time(max(0.0, self.stream.wake_at - self.now))
         raise AssertionError(f"no end: {self.stream.phase}, attempt {self.stream.attempt}")
+
+
+def state_of(stream: Stream) -> dict[str, object]:
+    """All that a stream keeps, and when it is to be woken."""
+
+    def plain(value: object) -> object:
+        is_ours = type(value).__module__.startswith("router.streams") and hasattr(value, "__dict__")
+        return {name: plain(one) for name, one in vars(value).items()} if is_ours else value
+
+    return {**{name: plain(value) for name, value in vars(stream).items()}, "wake_at": stream.wake_at}
 
 
 def deliver(net: Network, index: int) -> None:
@@ -186,6 +210,7 @@ ACTIONS: list[Callable[[Network, int], None]] = [
     finish=st.sampled_from([Finish.END_TOKEN, Finish.STOP_TOKEN, Finish.LENGTH]),
     chunk=st.integers(1, 3),
     wants_prompt=st.booleans(),
+    wants_logprobs=st.booleans(),
     steps=st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 50)), max_size=40),
 )
 def test_any_interleaving_loss_repetition_and_order_gives_the_answer_once(
@@ -193,12 +218,13 @@ def test_any_interleaving_loss_repetition_and_order_gives_the_answer_once(
     finish: Finish,
     chunk: int,
     wants_prompt: bool,
+    wants_logprobs: bool,
     steps: list[tuple[Callable[[Network, int], None], int]],
 ) -> None:
-    answer = Answer(num_tokens if finish is not Finish.LENGTH else num_tokens + 1, finish, chunk)
+    answer = Answer(num_tokens if finish is not Finish.LENGTH else num_tokens + 1, finish, chunk, wants_logprobs)
     limit = len(answer.ids) if finish is Finish.LENGTH else 12
     positions = range(1, PROMPT) if wants_prompt else None
-    spec = StreamSpec(KEY, limit, frozenset({7, 8}), 1e9, "tcp://here", True, positions)
+    spec = StreamSpec(KEY, limit, frozenset({7, 8}), 1e9, "tcp://here", wants_logprobs, positions)
     net = Network(Stream(spec), answer)
     for action, index in steps:
         if not net.ends:
@@ -217,3 +243,13 @@ def test_any_interleaving_loss_repetition_and_order_gives_the_answer_once(
     assert end.num_tokens == len(answer.ids)
     assert end.finish is finish
     assert end.receipt.num_attempts == net.stream.attempt
+
+
+def test_a_stream_that_runs_as_it_should_takes_the_short_way() -> None:
+    answer = Answer(5, Finish.END_TOKEN, 1, has_logprobs=False)
+    net = Network(Stream(StreamSpec(KEY, 12, frozenset(), 1e9, "tcp://here")), answer)
+    net.feed(Scheduled(1, "r"))
+    while net.deltas:
+        net.feed(net.deltas.pop(0))
+    assert net.num_plain == len(answer.ids) == 5
+    assert [end.finish for end in net.ends if isinstance(end, Completed)] == [Finish.END_TOKEN]
