@@ -32,7 +32,7 @@ test-all: setup
 	$(BIN)/python -m pytest -m "not gpu and not compose" $(ARGS)
 
 test-compose: setup  ## The containers, for real; as root on Debian or Ubuntu, for it may install an engine.
-	env $$(tools/prepare_compose.sh) $(BIN)/python -m pytest -m compose tests/compose $(ARGS)
+	$(BIN)/python -m pytest -m compose tests/compose $(ARGS)
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -1,6 +1,6 @@
 """compose.yaml for real: images without torch where none belongs, two routers, one killed, metrics scraped.
 
-Wants the environment that tools/prepare_compose.sh prints; `make test-compose` runs both.
+tools/prepare_compose.sh makes engine, base image and wheels ready first; it keeps what there is.
 """
 
 from __future__ import annotations
@@ -84,15 +84,22 @@ def run_in(container: str, *command: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def containers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]:
+def prepared() -> dict[str, str]:
+    """The environment that the images are built in."""
+    done = subprocess.run(["tools/prepare_compose.sh"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"tools/prepare_compose.sh: {done.stderr[-2000:]}"
+    return dict(os.environ, **dict(line.split("=", 1) for line in done.stdout.splitlines()))
+
+
+@pytest.fixture(scope="module")
+def containers(prepared: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]:
     """A stack with two routers on the default model, mounted read-only."""
     models = tmp_path_factory.mktemp("models")
     models.chmod(0o755)
     target = models / "model.gguf"
     target.write_bytes(fetch_default_model().read_bytes())
     target.chmod(0o644)
-    environment = dict(os.environ, OCTAVO_MODEL="/models/model.gguf", OCTAVO_MODELS_DIR=str(models))
-    running = Containers(environment)
+    running = Containers({**prepared, "OCTAVO_MODEL": "/models/model.gguf", "OCTAVO_MODELS_DIR": str(models)})
     try:
         running.compose("build")
         running.compose("up", "--detach", "--scale", "router=2")
@@ -141,3 +148,11 @@ def test_containers_are_not_root_and_cannot_write_the_model(containers: Containe
     assert run_in(worker, "id", "-u").stdout.strip() == "10001"
     assert run_in(worker, "touch", "/models/x").returncode != 0
     assert run_in(worker, "touch", "/opt/octavo/x").returncode != 0
+
+
+@pytest.mark.parametrize("profiles", [(), ("gpu",), ("monitoring",), ("gpu", "monitoring")], ids="+".join)
+def test_every_profile_is_well_formed(prepared: dict[str, str], profiles: tuple[str, ...]) -> None:
+    chosen = [word for profile in profiles for word in ("--profile", profile)]
+    services = set(Containers(prepared).compose(*chosen, "config", "--services").split())
+    more = {"gpu": {"worker-gpu"}, "monitoring": {"prometheus", "grafana"}}
+    assert services == {"router", "scheduler", "worker"}.union(*(more[profile] for profile in profiles))
