@@ -88,6 +88,7 @@ class FrontDoor:
         )
         self._starts = WorkerStarts()
         scheduler.on_change(lambda state: self._starts.observe(state.starting))
+        scheduler.on_change(lambda state: self.catalogue.take_told(state.aliases))
         scheduler.on_change(self._tell_drivers)
 
     @property

@@ -9,6 +9,7 @@ import grpc
 
 from octavo.internal.v1 import scheduler_pb2 as pb
 from octavo.internal.v1 import scheduler_pb2_grpc as pb_grpc
+from scheduler_svc.aliases import BadAlias
 from scheduler_svc.engine import Engine
 from scheduler_svc.operators import Operators, Unknown
 
@@ -69,6 +70,21 @@ class ControlService(pb_grpc.ControlServiceServicer):
     async def Undrain(self, request: pb.UndrainRequest, context: _Context) -> pb.UndrainResponse:
         try:
             return pb.UndrainResponse(num_running=self._operators.undrain(request.replica))
+        except Unknown as unknown:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(unknown))
+
+    async def ListAliases(self, request: pb.ListAliasesRequest, context: _Context) -> pb.ListAliasesResponse:
+        return pb.ListAliasesResponse(aliases=self._operators.aliases())
+
+    async def SetAlias(self, request: pb.SetAliasRequest, context: _Context) -> pb.SetAliasResponse:
+        try:
+            return pb.SetAliasResponse(num_routers=self._operators.set_alias(request.alias))
+        except BadAlias as bad:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(bad))
+
+    async def RemoveAlias(self, request: pb.RemoveAliasRequest, context: _Context) -> pb.RemoveAliasResponse:
+        try:
+            return pb.RemoveAliasResponse(num_routers=self._operators.remove_alias(request.name))
         except Unknown as unknown:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(unknown))
 

@@ -6,7 +6,7 @@ Knows the engine, and the wire as far as answers go. Decides nothing: each act i
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from octavo.internal.v1 import scheduler_pb2 as pb
 from scheduler_svc import wire
@@ -90,6 +90,28 @@ class Operators:
         """The flight recorder's file in pieces; None when nothing is recorded."""
         core = self._engine.core
         return core.dump(self._engine.now()) if isinstance(core, Recorder) else None
+
+    def aliases(self) -> Sequence[pb.Alias]:
+        """Those that were set here."""
+        return self._engine.served.aliases.table.aliases
+
+    def set_alias(self, alias: pb.Alias) -> int:
+        """Sets an alias on every router; how many there are. Raises BadAlias."""
+        served = self._engine.served
+        served.aliases.set(alias, served.models)
+        served.wake_watchers()
+        return self._engine.num_routers
+
+    def remove_alias(self, name: str) -> int:
+        """Takes an alias back from every router; how many there are. Raises Unknown, naming those there are."""
+        served = self._engine.served
+        if not served.aliases.remove(name):
+            names = ", ".join(alias.name for alias in self.aliases()) or "none"
+            raise Unknown(
+                f"no alias {name!r} was set here; there are {names}. Those of a router's own file are changed there"
+            )
+        served.wake_watchers()
+        return self._engine.num_routers
 
     def _replica(self, name: str) -> Replica:
         replicas = self._engine.replicas.values()

@@ -1,4 +1,4 @@
-"""What is served, as routers are told by Watch: models, how many replicas of each are ready, and workers that start.
+"""What is served, as routers are told by Watch: models and their ready replicas, starting workers, aliases.
 
 Knows what workers say of themselves, and what a model's workers would all refuse. Must not know the core or calls.
 """
@@ -6,11 +6,12 @@ Knows what workers say of themselves, and what a model's workers would all refus
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Sequence, ValuesView
+from collections.abc import Collection, Iterable, KeysView, Sequence, ValuesView
 
 from octavo.internal.v1 import scheduler_pb2 as pb
 from octavo.internal.v1 import types_pb2 as types_pb
 from octavo.internal.v1 import worker_pb2 as worker_pb
+from scheduler_svc.aliases import AliasBook
 from scheduler_svc.core.types import RefusalReason, Refused
 from scheduler_svc.parties import Replica, Router
 
@@ -19,10 +20,16 @@ class Served:
     """Models and starting workers, and who watches them. A model stays known when its replicas are gone."""
 
     def __init__(self) -> None:
+        self.aliases = AliasBook()
         self._models: dict[str, pb.ServedModel] = {}
         self._starting: dict[int, pb.StartingWorker] = {}  # by connection
         self._worker_keys: list[str] = []
         self._watchers: dict[asyncio.Event, None] = {}
+
+    @property
+    def models(self) -> KeysView[str]:
+        """Served names."""
+        return self._models.keys()
 
     @property
     def starting(self) -> ValuesView[pb.StartingWorker]:
@@ -52,6 +59,7 @@ class Served:
             models=self._models.values(),
             starting=self._starting.values(),
             worker_curve_public_keys=self._worker_keys,
+            aliases=self.aliases.table,
         )
 
     def report_starting(self, connection: int, name: str, phase: types_pb.StartPhase) -> None:

@@ -62,6 +62,8 @@ class SchedulerService(pb_grpc.SchedulerServiceServicer):
         if refusal is not None:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, refusal)
         router = self._engine.register_router(request.token_endpoint, request.curve_public_key, request.name)
+        if self._engine.served.aliases.adopt(request.aliases):
+            self._engine.served.wake_watchers()
         changed = self._engine.served.add_watcher()
         try:
             while not self._is_closing:

@@ -15,6 +15,8 @@ import grpc
 from google.protobuf.json_format import MessageToJson
 
 from octavo import common_options
+from octavo.commands import ctl_aliases
+from octavo.commands.tables import columns
 from octavo.internal.v1 import scheduler_pb2 as pb
 from octavo.internal.v1 import scheduler_pb2_grpc as pb_grpc
 from octavo.option_parsing import INT32, number
@@ -112,6 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     undrain = command("undrain", "Let a draining replica take sequences again.", _undrain)
     for which in (drain, undrain):
         which.add_argument("replica", metavar="REPLICA", help="Its name, as `octavo ctl replicas` lists it.")
+    ctl_aliases.add_commands(command)
     command("reset-prefix-cache", "Forget cached prefixes that no running sequence holds.", _reset)
     dump = command("dump", "Write the flight recorder's content to a file.", _dump)
     dump.add_argument("file", metavar="FILE", help="For `octavo replay`; - is the standard output.")
@@ -150,12 +153,6 @@ def replica_table(replicas: Sequence[pb.Replica]) -> list[str]:
         for replica in replicas
     ]
     return columns([head, *rows])
-
-
-def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of cells as lines, each column as wide as its widest cell."""
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def state_of(replica: pb.Replica) -> str:

@@ -6,13 +6,18 @@ what workers serve.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from octavo.internal.v1.scheduler_pb2 import AliasTable
 from router.errors import NotFound, show_value
 from router.models.aliases import Alias, sticky_key
+from router.models.told import read_aliases
 from router.requests import GenerationRequest
 from router.text.model_text import ModelText
+
+_LOG = logging.getLogger(__name__)
 
 
 class Catalogue:
@@ -21,7 +26,10 @@ class Catalogue:
     def __init__(self, primary: str) -> None:
         self.primary = primary
         self._texts: dict[str, ModelText] = {}
+        self._of_file: Mapping[str, Alias] = {}
+        self._told = AliasTable()
         self.aliases: Mapping[str, Alias] = {}
+        """By name; none is a model's."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -35,11 +43,20 @@ class Catalogue:
     def add(self, text: ModelText) -> None:
         """The primary's text has been read."""
         self._texts = {**self._texts, text.name: text}
+        self._join_aliases()
 
     def replace_others(self, texts: Mapping[str, ModelText], aliases: Mapping[str, Alias]) -> None:
-        """All models but the primary, and all aliases. Requests that run keep what they have."""
+        """All models but the primary, and all aliases of the file. Requests that run keep what they have."""
         kept = {name: text for name, text in self._texts.items() if name == self.primary}
-        self._texts, self.aliases = {**kept, **texts}, aliases
+        self._texts, self._of_file = {**kept, **texts}, aliases
+        self._join_aliases()
+
+    def take_told(self, table: AliasTable) -> None:
+        """All aliases that operators have set; each goes before the file's of the same name."""
+        if table.changed_at_ns != self._told.changed_at_ns:
+            self._told = table
+            self._join_aliases()
+            _LOG.info("aliases: %s", ", ".join(self.aliases) or "none")
 
     def model_of(self, name: str) -> str:
         """The model of that name, or the one that most requests for that alias get; empty is the primary.
@@ -67,3 +84,13 @@ class Catalogue:
         else:
             model = self.model_of(name)
         return replace(request, options=replace(request.options, model=model))
+
+    def _join_aliases(self) -> None:
+        models = set(self.names)
+        joined: dict[str, Alias] = {}
+        for name, alias in {**self._of_file, **read_aliases(self._told)}.items():
+            # An operator may name what this router has no text of, or not yet.
+            weights = {model: weight for model, weight in alias.weights.items() if model in models}
+            if weights and name not in models:
+                joined[name] = replace(alias, weights=weights)
+        self.aliases = joined

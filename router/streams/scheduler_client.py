@@ -66,6 +66,8 @@ class SchedulerState:
     models: Mapping[str, scheduler_pb2.ServedModel] = field(default_factory=dict)
     starting: tuple[scheduler_pb2.StartingWorker, ...] = ()
     worker_curve_keys: frozenset[str] = frozenset()
+    aliases: scheduler_pb2.AliasTable = field(default_factory=scheduler_pb2.AliasTable)
+    """Those that operators have set."""
 
     def can_serve(self, model: str) -> bool:
         """Whether some replica of the model can produce a token now."""
@@ -105,6 +107,7 @@ class SchedulerClient:
         """Keep Watch open until cancelled, and say what changes."""
         while True:
             try:
+                self._registration.aliases.CopyFrom(self.state.aliases)
                 async for response in self._stub.Watch(self._registration, wait_for_ready=True):
                     self._replace(_read_state(response))
                 _LOG.warning("scheduler %s ended the watch; asking again", self.address)
@@ -133,7 +136,12 @@ class SchedulerClient:
 def _read_state(response: scheduler_pb2.WatchResponse) -> SchedulerState:
     models = {served.info.name: served for served in response.models}
     return SchedulerState(
-        True, response.router_id, models, tuple(response.starting), frozenset(response.worker_curve_public_keys)
+        True,
+        response.router_id,
+        models,
+        tuple(response.starting),
+        frozenset(response.worker_curve_public_keys),
+        response.aliases,
     )
 
 

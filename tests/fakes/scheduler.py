@@ -170,6 +170,8 @@ class FakeScheduler(pb_grpc.SchedulerServiceServicer):
     num_ready_replicas: int = 1
     starting: list[pb.StartingWorker] = field(default_factory=list)
     others: list[types_pb2.ModelInfo] = field(default_factory=list)
+    aliases: pb.AliasTable = field(default_factory=pb.AliasTable)
+    watches: list[pb.WatchRequest] = field(default_factory=list)
     _changes: list[asyncio.Event] = field(default_factory=list)
     _happened: asyncio.Condition = field(default_factory=asyncio.Condition)
     _sockets: dict[int, zmq.asyncio.Socket] = field(default_factory=dict)
@@ -200,6 +202,8 @@ class FakeScheduler(pb_grpc.SchedulerServiceServicer):
             await self._happened.wait_for(predicate)
 
     async def Watch(self, request: pb.WatchRequest, context: Any) -> AsyncIterator[pb.WatchResponse]:
+        self.watches.append(request)
+        await self._notify()
         router_id = len(self._sockets) + 1
         socket = zmq.asyncio.Context.instance().socket(zmq.PUSH)
         socket.setsockopt(zmq.LINGER, 0)
@@ -211,7 +215,7 @@ class FakeScheduler(pb_grpc.SchedulerServiceServicer):
             changed.clear()
             infos = [info for info in (self.info, *self.others) if info.name]
             models = [pb.ServedModel(info=info, num_ready_replicas=self.num_ready_replicas) for info in infos]
-            yield pb.WatchResponse(router_id=router_id, models=models, starting=self.starting)
+            yield pb.WatchResponse(router_id=router_id, models=models, starting=self.starting, aliases=self.aliases)
             await changed.wait()
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:  # type: ignore[override]

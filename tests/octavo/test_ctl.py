@@ -107,7 +107,12 @@ def test_an_operators_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         assert f"octavo replay {path}" in run("ctl", "dump", str(path))
         assert main(["replay", str(path)]) == 0
         assert "every decision as recorded" in capsys.readouterr().out
+        assert run("ctl", "set-alias", "chat", "m=3", "--sticky", "user") == "chat stands for m=3 on 1 routers\n"
+        assert run("ctl", "aliases").splitlines()[1].split() == ["chat", "m=3", "user"]
+        assert run("ctl", "remove-alias", "chat") == "chat is taken back from 1 routers\n"
         refused = {
+            ("set-alias", "chat", "other=3"): "'other' is not served; models are m",
+            ("remove-alias", "chat"): "no alias 'chat' was set here; there are none",
             ("cancel", "nobody"): "request 'nobody' is not live",
             ("drain", "nobody"): "no replica is called 'nobody'; attached are worker-1",
             ("undrain", "nobody"): "no replica is called 'nobody'; attached are worker-1",
@@ -121,11 +126,12 @@ def test_an_operators_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
             ("update", "r1", "--deadline", "0"),
             ("update", "r1", "--priority", "99999999999"),
             ("explain", "#99999999999999999999"),
+            ("set-alias", "chat", "m=-1"),
         ):
             with pytest.raises(SystemExit) as refusal:
                 main(["ctl", *words])
             assert refusal.value.code == 2
-            assert "must be between" in capsys.readouterr().err.splitlines()[-1]
+            assert "must be " in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize("command", [["ctl", "replicas"], ["top", "--once"]])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from octavo.client import AsyncClient
+from octavo.internal.v1 import scheduler_pb2
 from router.models.catalogue import Catalogue
 from router.models.watch import ModelsWatch
 from tests.fakes.router_stack import MODEL, Stack, in_loop, model_info, stack, write_text_model
@@ -32,6 +33,15 @@ def coder_dir(tmp_path: Path) -> Path:
 async def offer(made: Stack, *directories: tuple[str, Path]) -> None:
     """Let workers offer more models, and wait until the router knows."""
     made.scheduler.others = [model_info(directory, name) for name, directory in directories]
+    changed = asyncio.Event()
+    made.router.scheduler.on_change(lambda state: changed.set())
+    made.scheduler.announce()
+    await changed.wait()
+
+
+async def tell_aliases(made: Stack, changed_at_ns: int, *aliases: scheduler_pb2.Alias) -> None:
+    """Let operators' aliases be these, and wait until the router knows."""
+    made.scheduler.aliases = scheduler_pb2.AliasTable(changed_at_ns=changed_at_ns, aliases=aliases)
     changed = asyncio.Event()
     made.router.scheduler.on_change(lambda state: changed.set())
     made.scheduler.announce()
@@ -135,3 +145,44 @@ async def test_a_bad_file_ends_the_start(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="nowhere"):
         async with stack(write_text_model(tmp_path / "first"), models=str(file)):
             pass
+
+
+@in_loop
+async def test_operators_change_aliases_while_serving(tmp_path: Path, coder_dir: Path) -> None:
+    file = write_models(tmp_path / "models.toml", coder_dir, (1, 0))
+    async with stack(write_text_model(tmp_path / "first"), models=str(file)) as made:
+        made.say("ok")
+        await offer(made, ("coder", coder_dir))
+        assert (await ask(made, model="chat"))["model"] == MODEL
+        await tell_aliases(
+            made,
+            1,
+            scheduler_pb2.Alias(name="chat", weights={"coder": 1.0, "elsewhere": 7.0}),
+            scheduler_pb2.Alias(name="new", weights={"coder": 1.0}, sticky=scheduler_pb2.STICKINESS_USER),
+            scheduler_pb2.Alias(name="lost", weights={"elsewhere": 1.0}),
+            scheduler_pb2.Alias(name=MODEL, weights={"coder": 1.0}),
+        )
+        models = [(await ask(made, model=name))["model"] for name in ("chat", "new", MODEL)]
+        assert models == ["coder", "coder", MODEL]
+        assert made.router.front.catalogue.aliases["new"].sticky == "user"
+        assert "served: tiny, coder, chat, new" in (await ask(made, 404, model="lost"))["error"]["message"]
+        async with AsyncClient(made.grpc_address) as client:
+            served = {model.name: model.weights for model in await client.models()}
+            assert served == {MODEL: {}, "coder": {}, "chat": {"coder": 1.0}, "new": {"coder": 1.0}}
+
+        await tell_aliases(made, 2)
+        assert (await ask(made, model="chat"))["model"] == MODEL, "the file's again"
+        await ask(made, 404, model="new")
+
+
+@in_loop
+async def test_a_scheduler_that_was_started_anew_learns_the_aliases(tmp_path: Path) -> None:
+    async with stack(write_text_model(tmp_path)) as made:
+        await tell_aliases(made, 5, scheduler_pb2.Alias(name="a", weights={MODEL: 1.0}))
+        table = made.scheduler.aliases
+        await made.scheduler.stop()
+        await made.scheduler.start(made.scheduler_port)
+        await made.scheduler.until(lambda: len(made.scheduler.watches) == 2)
+        first, again = made.scheduler.watches
+        assert first.aliases.changed_at_ns == 0
+        assert again.aliases == table
