@@ -10,7 +10,7 @@ from router.access.options import AccessOptions
 from router.browser.options import BrowserOptions
 from router.replies.formats import TOOL_CALL_PARSERS
 from router.replies.reasoning import REASONING_PARSERS
-from router.structured.checker import DEFAULT_TIMEOUT_S
+from router.structured.spec import DEFAULT_TIMEOUT_S
 
 _PORT = Limits(0, 65535)
 

@@ -1,25 +1,21 @@
 """Command lines of the processes: which options each command takes, and what is said to one it does not take.
 
-Knows the config classes of all processes, which are light; imports no service.
+Knows where the config classes of all processes are, and imports those of the command at hand; imports no service.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import importlib
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from octavo.bench.options import BenchConfig
 from octavo.commands import vllm_names
-from octavo.commands.planning import PlanConfig, ReplayConfig
 from octavo.option_parsing import add_options
 from octavo.options import Limits, Option, flags_of, option, secrets_of
-from router.config import RouterConfig
-from scheduler_svc.config import SchedulerConfig
-from worker_svc.config import WorkerConfig
 
 
 @dataclass(frozen=True)
@@ -53,16 +49,46 @@ class DoctorConfig:
 
 @dataclass(frozen=True)
 class OptionGroup:
-    """The options of one config class in one command, but for those the command decides itself."""
+    """The options of one config class in one command, but for those the command decides itself.
+
+    `config` is the class as module:name, imported with the first look at it: each process of a stack starts through
+    this module, and needs its own class alone.
+    """
 
     title: str
-    config_class: type
+    config: str
     without: frozenset[str] = frozenset()
+    only: frozenset[str] | None = None
+    """When given, the options that are there at all."""
+
+    @property
+    def config_class(self) -> type:
+        return config_class(self.config)
+
+    @property
+    def left_out(self) -> frozenset[str]:
+        """Names of the options that the command does not take."""
+        names = {entry.name for entry in flags_of(self.config_class).values()}
+        return self.without if self.only is None else self.without | (names - self.only)
 
     def flags(self) -> Mapping[str, Option]:
-        flags = flags_of(self.config_class)
-        return {flag: entry for flag, entry in flags.items() if entry.name not in self.without}
+        flags, left_out = flags_of(self.config_class), self.left_out
+        return {flag: entry for flag, entry in flags.items() if entry.name not in left_out}
 
+
+def config_class(config: str) -> type:
+    """The config class that is written module:name."""
+    module, _, name = config.partition(":")
+    found: type = getattr(importlib.import_module(module), name)
+    return found
+
+
+ROUTER, SCHEDULER, WORKER = (
+    "router.config:RouterConfig",
+    "scheduler_svc.config:SchedulerConfig",
+    "worker_svc.config:WorkerConfig",
+)
+_SERVE, _DOCTOR = f"{__name__}:ServeConfig", f"{__name__}:DoctorConfig"
 
 _OBSERVED = frozenset({"log_level", "log_format", "otlp_endpoint", "otlp_sampling_ratio"})
 """How every process logs and traces."""
@@ -85,33 +111,36 @@ _SHELL = (
 
 GROUPS: Mapping[str, tuple[OptionGroup, ...]] = {
     "serve": (
-        OptionGroup("stack", ServeConfig),
-        OptionGroup("router", RouterConfig, frozenset({"scheduler_address", "token_listen", "token_advertise"})),
+        OptionGroup("stack", _SERVE),
+        OptionGroup("router", ROUTER, frozenset({"scheduler_address", "token_listen", "token_advertise"})),
         # What limits a step is the worker's to say; the scheduler takes it from there.
         OptionGroup(
             "scheduler",
-            SchedulerConfig,
+            SCHEDULER,
             frozenset({"host", "port", "metrics_port", "max_num_seqs", "max_num_batched_tokens"}) | _SHARED,
         ),
-        OptionGroup("worker", WorkerConfig, _WORKER_IN_STACK),
+        OptionGroup("worker", WORKER, _WORKER_IN_STACK),
     ),
-    "router": (OptionGroup("router", RouterConfig),),
-    "scheduler": (OptionGroup("scheduler", SchedulerConfig),),
-    "worker": (OptionGroup("worker", WorkerConfig),),
-    "bench": (OptionGroup("bench", BenchConfig),),
+    "router": (OptionGroup("router", ROUTER),),
+    "scheduler": (OptionGroup("scheduler", SCHEDULER),),
+    "worker": (OptionGroup("worker", WORKER),),
+    "bench": (OptionGroup("bench", "octavo.bench.options:BenchConfig"),),
     "plan": (
-        OptionGroup("plan", PlanConfig),
-        OptionGroup("scheduler", SchedulerConfig, _SHELL | {"max_num_seqs", "max_num_batched_tokens"}),
+        OptionGroup("plan", "octavo.commands.planning:PlanConfig"),
+        OptionGroup("scheduler", SCHEDULER, _SHELL | {"max_num_seqs", "max_num_batched_tokens"}),
     ),
-    "replay": (OptionGroup("replay", ReplayConfig), OptionGroup("scheduler", SchedulerConfig, _SHELL)),
+    "replay": (
+        OptionGroup("replay", "octavo.commands.planning:ReplayConfig"),
+        OptionGroup("scheduler", SCHEDULER, _SHELL),
+    ),
     "doctor": (
-        OptionGroup("doctor", DoctorConfig),
+        OptionGroup("doctor", _DOCTOR),
         OptionGroup(
             "router",
-            RouterConfig,
-            frozenset(flag.name for flag in flags_of(RouterConfig).values()) - {"host", "http_port", "grpc_port"},
+            ROUTER,
+            only=frozenset({"host", "http_port", "grpc_port"}),
         ),
-        OptionGroup("worker", WorkerConfig, _WORKER_IN_STACK - {"model"}),
+        OptionGroup("worker", WORKER, _WORKER_IN_STACK - {"model"}),
     ),
 }
 """The commands whose options come from config classes."""
@@ -122,7 +151,7 @@ def parse(command: str, description: str, words: Sequence[str]) -> argparse.Name
     parser = argparse.ArgumentParser(prog=f"octavo {command}", description=description, allow_abbrev=False)
     for group in GROUPS[command]:
         section = parser.add_argument_group(f"{group.title} options")
-        add_options(section, group.config_class, without=group.without)
+        add_options(section, group.config_class, without=group.left_out)
     namespace, unknown = parser.parse_known_args(words)
     if unknown:
         flags = [word for word in unknown if word.startswith("-")]

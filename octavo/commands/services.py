@@ -18,9 +18,6 @@ from octavo.commands import command_line
 from octavo.logs import setup_logging
 from octavo.options import OptionError, differences, from_args, options_of
 from octavo.process import LIFELINE_VARIABLE, StartError, die_with_parent, quiet_grpc, say_last_words
-from router.config import RouterConfig
-from scheduler_svc.config import SchedulerConfig
-from worker_svc.config import WorkerConfig
 
 _LOG = logging.getLogger(__name__)
 _OWN_PACKAGES = ("octavo", "router", "scheduler_svc", "worker_svc", "kernels")
@@ -31,22 +28,27 @@ class Service:
     """A process of the stack: its config, its sentence, and the module whose `main(config)` it runs."""
 
     name: str
-    config_class: type
+    config: str
+    """module:name of its config class."""
     module: str
     description: str
+
+    @property
+    def config_class(self) -> type[Any]:
+        return command_line.config_class(self.config)
 
 
 SERVICES = {
     service.name: service
     for service in (
-        Service("router", RouterConfig, "router.server", "Run a router: the public gRPC and HTTP APIs."),
+        Service("router", command_line.ROUTER, "router.server", "Run a router: the public gRPC and HTTP APIs."),
         Service(
             "scheduler",
-            SchedulerConfig,
+            command_line.SCHEDULER,
             "scheduler_svc.server",
             "Run the scheduler: queues, KV blocks, and what each step computes.",
         ),
-        Service("worker", WorkerConfig, "worker_svc.server", "Run a worker: the model and its KV cache."),
+        Service("worker", command_line.WORKER, "worker_svc.server", "Run a worker: the model and its KV cache."),
     )
 }
 

@@ -13,10 +13,7 @@ from collections import OrderedDict
 
 from octavo.internal.v1 import types_pb2
 from router.errors import Exhausted, InvalidRequest, Unavailable
-from router.structured.spec import GrammarKind, GrammarSpec, Thinking
-
-DEFAULT_TIMEOUT_S = 1.0
-"""A worker's step may have to wait for as long at the grammar's first token; good schemas take milliseconds."""
+from router.structured.spec import DEFAULT_TIMEOUT_S, GrammarKind, GrammarSpec, Thinking
 
 NUM_PROCESSES = 2
 MAX_VERDICTS = 512

@@ -14,6 +14,9 @@ from typing import Any
 
 from router.errors import InvalidRequest, check_text
 
+DEFAULT_TIMEOUT_S = 1.0
+"""Longest check. A worker's step may wait for as long at the grammar's first token; good schemas take milliseconds."""
+
 # Between the parts of a JSON text, as much as a pretty-printer makes. Without an end to it, a model that has nothing to
 # say fills all its tokens with blanks.
 BOUNDED_WHITESPACE: Mapping[str, object] = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,32}"}
