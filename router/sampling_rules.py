@@ -113,9 +113,9 @@ def check_logit_bias(value: object, vocab_size: int) -> tuple[tuple[int, float],
         raise InvalidRequest("logit_bias", f"logit_bias must map token ids to numbers, got {show_value(value)}")
     found: dict[int, float] = {}
     for key, bias in value.items():
-        name = f"logit_bias[{show_value(key)}]"
-        is_integer_text = isinstance(key, str) and _INTEGER_KEY.fullmatch(key) is not None
-        token_id = check_token_id(name, int(key) if is_integer_text else key, vocab_size)
+        number = int(key) if isinstance(key, str) and _INTEGER_KEY.fullmatch(key) is not None else key
+        name = f"logit_bias[{show_value(number)}]"
+        token_id = check_token_id(name, number, vocab_size)
         found[token_id] = _BIAS_RULE.check(name, bias)
     return tuple(sorted(found.items()))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,14 +12,18 @@ from typing import Any
 import grpc
 import pytest
 
+from octavo import Client
+from octavo.client.errors import InvalidArgument
 from octavo.v1 import inference_pb2 as pb
 from octavo.v1 import inference_pb2_grpc as pb_grpc
 from tests.cases.asking import Asker
 from tests.cases.conftest import CONTEXT
+from tests.e2e.stack import children_of, listeners_of
 from tests.fakes.tiny_llama import TINY_VOCAB_SIZE, TinyLlama
 
 VOCABULARY = TINY_VOCAB_SIZE + TinyLlama().padding_rows
 CANARY = "canary-93b1"
+USER_SAYS_A = b'{"messages": [{"role": "user", "content": "a"'
 
 
 @pytest.mark.parametrize(
@@ -29,12 +35,15 @@ def test_f12_bad_biases_are_refused(crowd: Asker, bias: object) -> None:
     assert (answer.status_code, error["param"].startswith("logit_bias")) == (400, True), error
 
 
-def test_f12_bad_stop_ids_are_refused(crowd: Asker) -> None:
-    for ids in ([VOCABULARY], [-1], [0, VOCABULARY]):
-        body = {"prompt": "a", "stop_token_ids": ids, "min_tokens": 1, "max_tokens": 4}
-        answer = crowd.post("/v1/completions", body)
-        assert answer.status_code == 400, answer.text
-        assert answer.json()["error"]["param"].startswith("stop_token_ids")
+def test_f12_ids_out_of_bounds_are_refused_on_both_surfaces(crowd: Asker) -> None:
+    for token_id, bias in ((VOCABULARY, 5), (-1, 5), (5, 100.5), (5, -100.5)):
+        crowd.refuse("a", f"logit_bias[{token_id}]", logit_bias={token_id: bias})
+    for ids, param in (
+        ([VOCABULARY], "stop_token_ids[0]"),
+        ([-1], "stop_token_ids[0]"),
+        ([0, -1], "stop_token_ids[1]"),
+    ):
+        crowd.refuse("a", param, stop_token_ids=ids, min_tokens=1, max_tokens=4)
 
 
 def test_f14_narrowest_settings_together_are_greedy(crowd: Asker) -> None:
@@ -104,10 +113,14 @@ def test_f28_bad_ids_are_refused_over_grpc(crowd: Asker, ids: list[int]) -> None
         b'{"prompt": "\xff\xfe"}',
         b'{"prompt": "a", "stop": ["\\udc00"]}',
         b'{"prompt": "a", "model": "\\ud83d"}',
+        b'{"prompt": "a", "user": "\\ud83d"}',
+        USER_SAYS_A + b'}], "tools": [{"type": "function", "function": {"name": "\\ud83d"}}]}',
+        USER_SAYS_A + b', "name": "\\udfff"}]}',
     ],
 )
 def test_f32_what_is_no_unicode_is_refused(crowd: Asker, raw: bytes) -> None:
-    assert crowd.post("/v1/completions", raw).status_code == 400
+    path = "/v1/chat/completions" if b"messages" in raw else "/v1/completions"
+    assert crowd.post(path, raw).status_code == 400
 
 
 def test_f32_nul_and_a_mark_of_byte_order_are_fine(crowd: Asker) -> None:
@@ -124,36 +137,53 @@ def test_f32_a_grpc_string_that_is_no_unicode_is_refused(crowd: Asker) -> None:
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [
-        json.loads('{"type":"array","items":' * 200 + "{}" + "}" * 200),
-        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}},
-        {"type": "array", "items": {"type": "integer"}, "maxItems": 2**64 - 1},
-        {"type": "string", "pattern": "[ab]*a[ab]{13}"},
-        {"type": "string", "pattern": "(?<=x)*"},
-        {"type": "object", "properties": {"foo": "bar"}},
-    ],
-    ids=["deep", "cycle", "many-items", "pattern", "look-behind", "no-schema"],
-)
-def test_f66_hostile_schemas_are_bounded(crowd: Asker, schema: object) -> None:
-    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
-    body = {"prompt": "a", "max_tokens": 4, "response_format": form}
+def one_of(depth: int) -> dict[str, Any]:
+    leaf: dict[str, Any] = {"type": "integer"}
+    return leaf if depth == 0 else {"oneOf": [one_of(depth - 1), {"type": "string"}]}
+
+
+DEEP = json.loads('{"type":"array","items":' * 200 + "{}" + "}" * 200)
+CYCLE = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}
+MANY_ITEMS = {"type": "array", "items": {"type": "integer"}, "maxItems": 2**64 - 1}
+HOSTILE: dict[str, tuple[dict[str, Any], bool]] = {
+    "deep": ({"json_schema": DEEP}, False),
+    "cycle": ({"json_schema": CYCLE}, False),
+    "one-of": ({"json_schema": one_of(12)}, False),
+    "many-items": ({"json_schema": MANY_ITEMS}, True),
+    "big-integer": ({"json_schema": {"type": "integer", "maximum": 20_000_000_000}}, True),
+    "pattern": ({"json_schema": {"type": "string", "pattern": "[ab]*a[ab]{13}"}}, True),
+    "look-behind": ({"json_schema": {"type": "string", "pattern": "(?<=x)*"}}, False),
+    "no-schema": ({"json_schema": {"type": "object", "properties": {"foo": "bar"}}}, False),
+    "look-behind-regex": ({"regex": "(?<=x)*"}, False),
+    "repeats": ({"regex": "((a{999}){999}){999}"}, False),
+    "endless": ({"grammar": "root ::= root"}, False),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_f66_hostile_constraints_are_bounded_on_both_surfaces(crowd: Asker, name: str) -> None:
+    constraint, is_legal = HOSTILE[name]
+    ((kind, given),) = constraint.items()
+    structured = {"json" if kind == "json_schema" else kind: given}
+    body = {"prompt": "a", "max_tokens": 4, "structured_outputs": structured}
     answer = crowd.post("/v1/completions", body)
-    assert answer.status_code in (200, 400), answer.text
+    assert answer.status_code == (200 if is_legal else 400), answer.text
+    with Client(crowd.stack.grpc) as client:
+        if is_legal:
+            client.generate("a", max_tokens=4, structured_output=constraint)
+            return
+        with pytest.raises(InvalidArgument) as refused:
+            client.generate("a", max_tokens=4, structured_output=constraint)
+    assert (refused.value.field or "").startswith("sampling.structured_output")
+    assert answer.json()["error"]["param"].startswith("structured_outputs")
 
 
-def test_f66_depth_beyond_reading_and_endless_grammars_are_refused(crowd: Asker) -> None:
+def test_f66_depth_beyond_reading_is_refused(crowd: Asker) -> None:
     deep = b'{"prompt":"a","response_format":{"type":"json_schema","json_schema":{"name":"n","schema":'
     deep += b'{"items":' * 10_000 + b"{}" + b"}" * 10_003
     assert crowd.post("/v1/completions", deep).status_code == 400
-    endless = {"prompt": "a", "max_tokens": 4, "structured_outputs": {"grammar": "root ::= root"}}
-    assert crowd.post("/v1/completions", endless).status_code == 400
-    big = {
-        "type": "json_schema",
-        "json_schema": {"name": "n", "schema": {"type": "integer", "maximum": 20_000_000_000}},
-    }
-    assert crowd.post("/v1/completions", {"prompt": "a", "max_tokens": 4, "response_format": big}).status_code == 200
+    with Client(crowd.stack.grpc) as client, pytest.raises(InvalidArgument):
+        client.generate("a", structured_output={"json_schema": '{"items":' * 10_000 + "{}" + "}" * 10_000})
 
 
 def test_f42_two_live_requests_may_share_an_id(crowd: Asker) -> None:
@@ -167,6 +197,19 @@ def test_f42_two_live_requests_may_share_an_id(crowd: Asker) -> None:
     with ThreadPoolExecutor(6) as pool:
         found = list(pool.map(ask, prompts * 2))
     assert found == [("dup", text) for text in alone * 2]
+    options = {"max_tokens": 40, "ignore_eos": True, "temperature": 0, "request_id": "dup"}
+    with Client(crowd.stack.grpc) as client:
+        with ThreadPoolExecutor(6) as pool:
+            results = pool.map(lambda prompt: client.generate(prompt, **options), prompts * 2)
+            assert [(result.request_id, result.text) for result in results] == found
+        for prompt, text in zip(prompts, alone, strict=True):
+            left = client.generate("another", **options, stream=True)
+            next(iter(left))
+            left.cancel()
+            assert client.generate(prompt, **options).text == text
+        for given, shown in (("x" * 2**20, "x" * 128), ("a\nb/ c", "abc")):
+            assert client.generate("a", max_tokens=1, request_id=given).request_id == shown
+        assert client.generate("a", max_tokens=1, request_id="").request_id
     long = crowd.http.get("/version", headers={"x-request-id": "x" * 4000 + "y"}).headers["x-request-id"]
     assert long == "x" * 128
     assert crowd.http.get("/version", headers={"x-request-id": ""}).headers["x-request-id"]
@@ -199,12 +242,31 @@ def test_f30_a_long_body_is_refused_and_health_answers_meanwhile(crowd: Asker) -
     sender = threading.Thread(
         target=lambda: statuses.extend(crowd.post("/v1/completions", b).status_code for b in bodies)
     )
-    sender.start()
     num_answers = 0
     with type(crowd.http)(base_url=crowd.stack.http, timeout=20) as http:
+        assert http.get("/health").status_code == 200
+        sender.start()
         while sender.is_alive():
             assert http.get("/health").status_code == 200
             num_answers += 1
     sender.join()
     assert statuses == [413, 413]
     assert num_answers, "health answered meanwhile"
+
+
+GARBAGE = (
+    b"\x80\x04\x95cposix\nsystem\n.",  # a pickle
+    b"\xff\xff\xff\x7f\x00\x00",  # a length of 2^31
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x7f\xff\xff\x00\x00",  # half a frame
+    b"GET / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+    bytes(range(256)) * 64,
+)
+
+
+def test_f68_garbage_on_every_port_is_dropped(crowd: Asker) -> None:
+    ports = {port for pid in children_of(crowd.stack.process.pid) for _, port in listeners_of(pid)}
+    assert len(ports) >= 6, "HTTP, gRPC, tokens, the scheduler, and metrics of two"
+    for port in sorted(ports):
+        for data in GARBAGE:
+            with socket.create_connection(("127.0.0.1", port), timeout=10) as connection, contextlib.suppress(OSError):
+                connection.sendall(data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from octavo import Client
+from octavo.client.errors import InvalidArgument
 from tests.cases.asking import Asker, Said
 from tests.cases.conftest import NUM_SPOKEN_TOKENS, PEPPER, SPOKEN
 
@@ -69,6 +70,9 @@ def test_f08_usage_comes_when_asked_for_and_each_choice_starts_and_ends_once(par
             assert sum("role" in choice["delta"] for choice in own) == 1
             assert [choice["finish_reason"] for choice in own if choice["finish_reason"]] == ["length"]
     parrot.refuse_chat("stream_options", **body, stream_options={"include_usage": True})
+    parts = [chunk["choices"][0] for chunk in parrot.chunks("/v1/completions", {"prompt": PROMPT, "n": 3})]
+    ends = [(part["index"], part["finish_reason"]) for part in parts if part["finish_reason"]]
+    assert sorted(ends) == [(0, "stop"), (1, "stop"), (2, "stop")]
 
 
 def test_f16_bytes_of_split_characters_join_to_the_text(parrot: Asker) -> None:
@@ -88,6 +92,16 @@ def test_f16_bytes_of_split_characters_join_to_the_text(parrot: Asker) -> None:
         found = [chunk["choices"][0]["logprobs"] for chunk in chunks]
         assert [entry for logprobs in found if logprobs for entry in logprobs["content"]] == entries
     parrot.refuse_chat("top_logprobs", **body, top_logprobs=21)
+    with Client(parrot.stack.grpc) as client:
+        for num_top in (0, 2, 20):
+            whole = client.chat(CHAT, temperature=0, logprobs=num_top)
+            stream = client.chat(CHAT, temperature=0, logprobs=num_top, stream=True)
+            for entries in (whole.choices[0].logprobs, [entry for delta in stream for entry in delta.logprobs]):
+                assert b"".join(entry.raw for entry in entries).decode() == whole.text == SPOKEN
+                assert len(entries) == whole.usage.completion_tokens - 1
+                assert {len(entry.top) for entry in entries} == {num_top}
+        with pytest.raises(InvalidArgument, match="logprobs"):
+            client.chat(CHAT, logprobs=21)
 
 
 def test_f18_f58_every_end_of_the_set_is_masked_or_ignored(parrot: Asker) -> None:
