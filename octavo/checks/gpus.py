@@ -83,27 +83,17 @@ def gpu_architecture(facts: Facts) -> Finding | None:
     if cards is None or not cards.used:
         return None
     measured = ", ".join(sorted({f"{card.name} {_capability(card)}" for card in cards.used}))
-    limit = f"compute capability {_OLDEST_ARCHITECTURE / 10} or later, which the kernels need"
-    if all(card.architecture >= _OLDEST_ARCHITECTURE for card in cards.used):
+    kept = cards.kv_cache_dtype
+    has_fp8 = kept.startswith("fp8")
+    oldest, what = (_OLDEST_FP8_ARCHITECTURE, f"a KV cache in {kept}") if has_fp8 else (_OLDEST_ARCHITECTURE, "kernels")
+    limit = f"compute capability {oldest / 10} or later, which {what} need{'s' if has_fp8 else ''}"
+    found = min(card.architecture for card in cards.used)
+    if found >= oldest:
         return Finding("gpu-architecture", Severity.OK, measured, limit)
     remedy = f"Use newer cards (Ampere and on), choose them with CUDA_VISIBLE_DEVICES, {_ON_CPU}"
+    if found >= _OLDEST_ARCHITECTURE:
+        remedy = "Use --kv-cache-dtype auto, or newer cards (Ada, Hopper and on)"
     return Finding("gpu-architecture", Severity.FAILURE, measured, limit, remedy)
-
-
-def gpu_precision(facts: Facts) -> Finding | None:
-    cards = _asked(facts)
-    if cards is None or not cards.used:
-        return None
-    oldest = min(cards.used, key=lambda card: card.architecture)
-    kept = cards.kv_cache_dtype
-    dtype = None if facts.model is None else facts.model.dtype
-    measured = f"{dtype or 'any dtype'}, KV cache {kept}, on {oldest.name} {_capability(oldest)}"
-    limit = "bfloat16 from compute capability 8.0 on, fp8 from 8.9 on"
-    if kept.startswith("fp8") and oldest.architecture < _OLDEST_FP8_ARCHITECTURE:
-        return Finding("gpu-precision", Severity.FAILURE, measured, limit, "Use --kv-cache-dtype auto")
-    if dtype == "bfloat16" and oldest.architecture < _OLDEST_ARCHITECTURE:
-        return Finding("gpu-precision", Severity.FAILURE, measured, limit, "Use --dtype float16")
-    return Finding("gpu-precision", Severity.OK, measured, limit)
 
 
 def gpu_memory(facts: Facts) -> Finding | None:
@@ -203,16 +193,10 @@ CHECKS = (
     ),
     Check(
         "gpu-architecture",
-        "The cards are new enough for the kernels",
-        "The kernels need Ampere or later, compute capability 8.0.",
+        "The cards are new enough for the kernels and for the KV cache's precision",
+        "Kernels, and bfloat16 with them, need Ampere or later, compute capability 8.0; an fp8 KV cache 8.9 (Ada, "
+        "Hopper and later). Quantized weights ask for no more than the kernels do.",
         gpu_architecture,
-        processes=("worker",),
-    ),
-    Check(
-        "gpu-precision",
-        "The cards compute in the chosen precision",
-        "bfloat16 needs compute capability 8.0, an fp8 KV cache 8.9 (Ada, Hopper and later).",
-        gpu_precision,
         processes=("worker",),
     ),
     Check(

@@ -59,12 +59,6 @@ GPU_PROVOKED: dict[str, tuple[Facts, Severity, str, str]] = {
         "Tesla T4 (compute capability 7.5)",
         "CUDA_VISIBLE_DEVICES",
     ),
-    "gpu-precision": (
-        on_cards(inventory(replace(H100, name="A100", architecture=80)), kv_cache_dtype="fp8_e4m3"),
-        Severity.FAILURE,
-        "KV cache fp8_e4m3, on A100",
-        "--kv-cache-dtype auto",
-    ),
     "gpu-memory": (
         on_cards(inventory(replace(H100, free_bytes=GIB, users=(USED,)))),
         Severity.FAILURE,

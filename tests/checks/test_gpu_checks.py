@@ -76,6 +76,15 @@ def test_the_cpu_is_taken_where_it_is_asked_for_or_there_is_no_gpu() -> None:
     assert failures(run_checks(on_cards(nothing, device="cuda"), gpus.CHECKS)) != ()
 
 
+def test_a_card_without_fp8_keeps_no_fp8_cache() -> None:
+    a100 = inventory(replace(H100, name="A100", architecture=80))
+    assert found(on_cards(a100), "gpu-architecture").severity is Severity.OK
+    finding = found(on_cards(a100, kv_cache_dtype="fp8_e4m3"), "gpu-architecture")
+    assert finding.severity is Severity.FAILURE
+    assert "8.9 or later, which a KV cache in fp8_e4m3 needs" in finding.limit
+    assert "--kv-cache-dtype auto" in finding.remedy
+
+
 def test_a_share_that_is_too_small_is_named() -> None:
     facts = on_cards(inventory(H100), utilization=0.02)
     assert "Use --gpu-memory-utilization 0.08" in found(facts, "gpu-memory").remedy
