@@ -14,9 +14,15 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 LIFELINE_VARIABLE = "OCTAVO_LIFELINE_FD"
 """Environment variable with the read end of a pipe whose other end only the supervisor holds."""
+
+GATE_VARIABLE = "OCTAVO_GATE_FD"
+"""Environment variable with the read end of a pipe that the supervisor closes when its children may begin."""
 
 _PR_SET_PDEATHSIG = 1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -169,3 +175,64 @@ def lifeline() -> Iterator[Lifeline]:
         yield line
     finally:
         line.close()
+
+
+class StartGate:
+    """Holds children back until everything was found in order: they import their code meanwhile.
+
+    `environment` and `descriptors` go to each child (`pass_fds`), which calls `await_gate`.
+    """
+
+    def __init__(self) -> None:
+        self._read_end, write_end = os.pipe()
+        self._write_ends = [write_end]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {GATE_VARIABLE: str(self._read_end)}
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        return (self._read_end,)
+
+    def open(self) -> None:
+        """Let the children through that wait, and those that are started later."""
+        while self._write_ends:
+            os.close(self._write_ends.pop())
+
+    def close(self) -> None:
+        """Free the pipe, when no more children are started."""
+        self.open()
+        os.close(self._read_end)
+
+
+def await_gate() -> None:
+    """Wait until the supervisor lets this process begin; returns at once where there is none."""
+    text = os.environ.pop(GATE_VARIABLE, None)
+    if text is None:
+        return
+    gate = int(text)
+    while os.read(gate, 1):
+        pass
+    os.close(gate)
+
+
+async def in_thread(work: Callable[[], T], name: str) -> T:
+    """Run `work` in a thread that does not keep the process from ending."""
+    loop, future = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+
+    def settle(set_it: Callable[[Any], None], value: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits any more
+            loop.call_soon_threadsafe(lambda: None if future.done() else set_it(value))
+
+    def run() -> None:
+        try:
+            result = work()
+        except Exception as error:
+            settle(future.set_exception, error)
+        else:
+            settle(future.set_result, result)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    found: T = await future
+    return found

@@ -1,7 +1,7 @@
-"""Becomes one process of the stack: options, logging, lifeline, checks, then the service's own main.
+"""Becomes one process of the stack: options, logging, lifeline, the service's code, checks, then its own main.
 
-The service is imported here and nowhere else, once everything before it is in order. Whatever ends the start is
-said in one line, the last one on standard error.
+The service is imported here and nowhere else. A supervised process waits with all that follows until the supervisor has
+checked for it. Whatever ends the start is said in one line, the last one on standard error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ from typing import Any
 from octavo.commands import command_line
 from octavo.logs import setup_logging
 from octavo.options import OptionError, differences, from_args, options_of
-from octavo.process import LIFELINE_VARIABLE, StartError, die_with_parent, quiet_grpc, say_last_words
+from octavo.process import (
+    LIFELINE_VARIABLE,
+    StartError,
+    await_gate,
+    die_with_parent,
+    quiet_grpc,
+    say_last_words,
+)
 
 _LOG = logging.getLogger(__name__)
 _OWN_PACKAGES = ("octavo", "router", "scheduler_svc", "worker_svc", "kernels")
@@ -69,12 +76,13 @@ def become(service: Service, config: Any) -> int:
     quiet_grpc()
     supervised = LIFELINE_VARIABLE in os.environ
     die_with_parent()
-    for line in (*differences(config), *without_effect(config)):
-        _LOG.info("option %s", line)
     try:
+        main: Callable[[Any], int] = importlib.import_module(service.module).main
+        await_gate()
+        for line in (*differences(config), *without_effect(config)):
+            _LOG.info("option %s", line)
         if not supervised:  # the supervisor has checked for all of its children
             _check(service.name, config)
-        main: Callable[[Any], int] = importlib.import_module(service.module).main
         return main(config)
     except KeyboardInterrupt:
         return 130

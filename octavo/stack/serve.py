@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from octavo.commands import command_line, preflight
+from octavo.commands import command_line
 from octavo.commands.command_line import ServeConfig
 from octavo.commands.services import say_cause
 from octavo.gpus import CardFacts, GpuInventory, collect_gpus
@@ -23,7 +23,7 @@ from octavo.options import OptionError, differences, from_args, secret_environme
 from octavo.ports import free_port
 from octavo.stack import readiness
 from octavo.stack.console import Console, progress_bar
-from octavo.stack.supervisor import ChildSpec, Supervisor
+from octavo.stack.supervisor import ChildSpec, Stages, Supervisor
 from router.config import RouterConfig
 from scheduler_svc.config import SchedulerConfig
 from worker_svc.config import WorkerConfig
@@ -64,8 +64,6 @@ def serve(words: Sequence[str]) -> int:
     for line in differences(stack.serve):  # each child prints its own
         _LOG.info("option %s", line)
     try:
-        # Before the internal port is chosen nothing of ours listens, so a port in use is somebody else's.
-        preflight.check_stack(stack.router, stack.worker, stack.serve.data_parallel_size)
         return asyncio.run(_supervise(stack))
     except Exception as error:
         return say_cause("octavo serve", "all", error)
@@ -99,7 +97,8 @@ def child_specs(stack: StackConfig) -> tuple[ChildSpec, ...]:
     python = (sys.executable, "-m", "octavo")
     num_workers = stack.serve.data_parallel_size
     names = ["worker"] if num_workers == 1 else [f"worker-{number}" for number in range(1, num_workers + 1)]
-    devices = worker_devices(stack.worker, num_workers, collect_gpus())
+    one = num_workers == 1  # then there is nothing to deal out, and looking for cards would only cost time
+    devices = (stack.worker.device,) if one else worker_devices(stack.worker, num_workers, collect_gpus())
     workers = [
         dataclasses.replace(stack.worker, metrics_port=port, device=device)
         for port, device in zip(stack.worker_metrics_ports, devices, strict=True)
@@ -222,10 +221,18 @@ async def _supervise(stack: StackConfig) -> int:
             await _demonstrate(stack.router)
         print("\n".join(greeting(stack.router, metrics_addresses(stack))), flush=True)
 
+    stages = Stages(lambda: _check(stack), wait_ready, announce)
     supervisor = Supervisor(
-        child_specs(stack), wait_ready, announce, console, drain_timeout_s=stack.router.drain_timeout + _CLOSING_S
+        child_specs(stack), stages, console, drain_timeout_s=stack.router.drain_timeout + _CLOSING_S
     )
     return await supervisor.run()
+
+
+def _check(stack: StackConfig) -> None:
+    """Runs beside the children's imports. None of them listens yet, so a port in use is somebody else's."""
+    from octavo.commands import preflight
+
+    preflight.check_stack(stack.router, stack.worker, stack.serve.data_parallel_size)
 
 
 async def _demonstrate(router: RouterConfig) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from octavo.process import Lifeline, Shutdown, exit_at_once, lifeline
+from octavo.process import Lifeline, Shutdown, StartGate, exit_at_once, in_thread, lifeline
 from octavo.stack.console import Console
 
 _LOG = logging.getLogger(__name__)
@@ -47,6 +47,20 @@ class Backoff:
         return min(self.longest_s, self.first_s * 2.0 ** min(restarts_in_row, 30))
 
 
+@dataclass(frozen=True)
+class Stages:
+    """What a stack goes through before it serves.
+
+    `check` runs in a thread while the children import their code, and holds them back until then; what it raises ends
+    the stack before any has begun. `wait_ready` returns once the children serve together; `announce` is awaited after
+    that, and cancelled when the stack stops meanwhile.
+    """
+
+    check: Callable[[], None]
+    wait_ready: Callable[[], Awaitable[None]]
+    announce: Callable[[], Awaitable[None]]
+
+
 class Child:
     """One running child: its process, and the last line it wrote."""
 
@@ -73,35 +87,30 @@ class Child:
 
 
 class Supervisor:
-    """Runs the children in `specs`, which are given in the order in which they drain.
-
-    `wait_ready` returns once the children serve together; `announce` is awaited after that, and cancelled
-    when the stack stops meanwhile.
-    """
+    """Runs the children in `specs`, which are given in the order in which they drain."""
 
     def __init__(
         self,
         specs: Sequence[ChildSpec],
-        wait_ready: Callable[[], Awaitable[None]],
-        announce: Callable[[], Awaitable[None]],
+        stages: Stages,
         console: Console,
         *,
         drain_timeout_s: float = 30.0,
         backoff: Backoff = Backoff(),
     ) -> None:
         self._specs = tuple(specs)
-        self._wait_ready = wait_ready
-        self._announce = announce
+        self._stages = stages
         self._console = console
         self._drain_timeout_s = drain_timeout_s
         self._backoff = backoff
         self._children: dict[str, Child] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
+        self._gate = StartGate()
         self._was_ready = False
         self._draining = False
 
     async def run(self) -> int:
-        """Run until a signal asks for the end or the start fails; returns the exit status.
+        """Run until a signal asks for the end or the start fails; returns the exit status. Raises what `check` raises.
 
         The first SIGINT or SIGTERM drains, the second kills the children and ends this process at once.
         """
@@ -110,21 +119,26 @@ class Supervisor:
             with lifeline() as line:
                 return await self._run(shutdown, line)
         finally:
+            self._gate.close()
             shutdown.close()
 
     async def _run(self, shutdown: Shutdown, line: Lifeline) -> int:
         failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        for spec in self._specs:
+        for spec in reversed(self._specs):  # what computes takes longest to start
             keeper = asyncio.create_task(self._keep(spec, line, failure), name=f"keep {spec.name}")
             self._keepers[spec.name] = keeper
         asked = asyncio.create_task(shutdown.wait_async(), name="shutdown")
         serving = asyncio.create_task(self._serve(), name="serve")
         watched: set[asyncio.Future[Any]] = {asked, serving, failure, *self._keepers.values()}
-        while not (asked.done() or failure.done()):
-            done, _ = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
-            watched -= done
-            for task in done - {failure}:
-                task.result()  # a defect of ours must not be passed over
+        try:
+            while not (asked.done() or failure.done()):
+                done, _ = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+                watched -= done
+                for task in done - {failure}:
+                    task.result()  # the check's finding, or a defect of ours, which must not be passed over
+        except BaseException:
+            await self._stop_all()
+            raise
         serving.cancel()
         asked.cancel()
         if failure.done():
@@ -136,10 +150,12 @@ class Supervisor:
         return 0
 
     async def _serve(self) -> None:
-        await self._wait_ready()
+        await in_thread(self._stages.check, "check")
+        self._gate.open()
+        await self._stages.wait_ready()
         self._was_ready = True
         self._console.status("")
-        await self._announce()
+        await self._stages.announce()
 
     async def _keep(self, spec: ChildSpec, line: Lifeline, failure: asyncio.Future[str]) -> None:
         """Keep one child running; ends when the stack drains or failed."""
@@ -167,8 +183,8 @@ class Supervisor:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env={**os.environ, **line.environment, **spec.environment},
-            pass_fds=line.descriptors,
+            env={**os.environ, **line.environment, **self._gate.environment, **spec.environment},
+            pass_fds=(*line.descriptors, *self._gate.descriptors),
             process_group=0,
         )
         child = Child(spec, process)

@@ -10,12 +10,13 @@ import os
 import signal
 import sys
 
-from octavo.process import die_with_parent
+from octavo.process import await_gate, die_with_parent
 
 
 def main() -> None:
     name, mode = sys.argv[1:3]
     die_with_parent()
+    await_gate()
     if mode == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     else:

@@ -1,7 +1,7 @@
 """A supervisor over fake children, as a process of its own: `fake_stack.py NAME:MODE ... [--timeout SECONDS]`.
 
 It is ready once every child named on the command line has said that it is up, and then prints `READY`;
-with --never-ready it goes on waiting.
+with --never-ready it goes on waiting, and with --unsound the check fails.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import logging
 import sys
 from pathlib import Path
 
+from octavo.process import StartError
 from octavo.stack.console import Console
-from octavo.stack.supervisor import Backoff, ChildSpec, Supervisor
+from octavo.stack.supervisor import Backoff, ChildSpec, Stages, Supervisor
 
 CHILD = str(Path(__file__).with_name("fake_child.py"))
 
@@ -49,10 +50,13 @@ async def main() -> int:
     async def announce() -> None:
         print("READY", flush=True)
 
+    def check() -> None:
+        if "--unsound" in sys.argv:
+            raise StartError("the floor is rotten")
+
     supervisor = Supervisor(
         specs,
-        wait_ready,
-        announce,
+        Stages(check, wait_ready, announce),
         Console(watcher),
         drain_timeout_s=timeout_s,
         backoff=Backoff(first_s=0.0, longest_s=0.0),
@@ -62,4 +66,7 @@ async def main() -> int:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    sys.exit(asyncio.run(main()))
+    try:
+        sys.exit(asyncio.run(main()))
+    except StartError as error:
+        sys.exit(f"octavo: {error}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 from octavo.logs import is_log_line, setup_logging
 from octavo.phases import Phase, Phases
 from octavo.ports import free_port, port_in_use, port_owner
-from octavo.process import Lifeline, Shutdown
+from octavo.process import Lifeline, Shutdown, StartGate
 
 WAIT_S = 20
 
@@ -97,6 +98,29 @@ def test_a_child_dies_when_the_lifeline_closes() -> None:
     finally:
         child.kill()
         child.stdout.close()
+
+
+def test_children_wait_at_the_gate_until_it_opens_and_never_after() -> None:
+    program = "from octavo.process import await_gate; print('here', flush=True); await_gate(); print('through')"
+    gate = StartGate()
+
+    def start_child() -> subprocess.Popen[bytes]:
+        environment = {**os.environ, **gate.environment}
+        command = [sys.executable, "-c", program]
+        return subprocess.Popen(command, env=environment, pass_fds=gate.descriptors, stdout=subprocess.PIPE)
+
+    first = start_child()
+    assert first.stdout is not None
+    try:
+        assert first.stdout.readline() == b"here\n"
+        assert select.select([first.stdout], [], [], 0.0)[0] == []
+        gate.open()
+        assert first.stdout.readline() == b"through\n"
+        assert start_child().communicate(timeout=WAIT_S)[0] == b"here\nthrough\n"
+        gate.close()
+    finally:
+        first.kill()
+        first.communicate()
 
 
 def test_a_second_signal_ends_a_process_that_does_not_listen() -> None:

@@ -84,6 +84,12 @@ def test_a_child_that_fails_at_the_start_stops_the_stack_with_its_cause_as_the_l
     assert running.lines[-1] == "octavo: worker: the cupboard is bare"
 
 
+def test_a_check_that_fails_ends_the_stack_before_a_child_has_begun() -> None:
+    with stack("router:serve", "worker:deaf", "--unsound") as running:
+        assert running.finish() == 1
+    assert running.lines == ["octavo: the floor is rotten"]
+
+
 def test_a_child_killed_at_the_start_is_named_with_its_signal() -> None:
     with stack("router:serve", "scheduler:dies") as running:
         assert running.finish() == 1
