@@ -77,6 +77,12 @@ class SchedulerConfig:
         "Most prompt tokens in a step while sequences decode; chosen from measured steps when unset.",
         limits=_AT_LEAST_ONE,
     )
+    expected_output_tokens: int = option(
+        256,
+        "Tokens that an answer is thought to get before others have told: while KV blocks are short, room is kept for "
+        "what runs to grow so far. 0 keeps none at first.",
+        limits=Limits(minimum=0),
+    )
     flight_recorder_size: int = option(
         32 * 2**20,
         "Memory in which the scheduler's inputs are recorded for `octavo ctl dump` and `octavo replay`; 0 records "

@@ -24,4 +24,5 @@ def core_limits(config: SchedulerConfig) -> CoreLimits:
         preemption_mode=PreemptionMode(config.preemption_mode),
         target_inter_token_ns=None if target_ms is None else int(target_ms * 1e6),
         max_prefill_tokens=config.max_prefill_tokens,
+        expected_output_tokens=config.expected_output_tokens,
     )

@@ -34,6 +34,7 @@ from scheduler_svc.core.in_flight import InFlight
 from scheduler_svc.core.intake import Longest
 from scheduler_svc.core.kv_space import KvSpace
 from scheduler_svc.core.ledger import Ledger
+from scheduler_svc.core.lengths import Lengths
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode, SchedulingPolicy
 from scheduler_svc.core.order import Order
 from scheduler_svc.core.pace import Pace
@@ -56,7 +57,7 @@ _CLASSES: dict[str, type[Any]] = {
     for each in (
         *(Scheduler, Order, Ledger, Fleet, Longest, Admissions, Placement, Promise, Deadlines),
         *(WaitingRoom, WaitingQueue, FairQueue, GroupPlaces, Places, Pace),
-        *(Replica, ReplicaSpec, ReplicaCounters, StepRates, MeanStep, Growth, Rows, SteadyRows, InFlight),
+        *(Replica, ReplicaSpec, ReplicaCounters, StepRates, MeanStep, Growth, Lengths, Rows, SteadyRows, InFlight),
         *(UnansweredPlan, KvSpace, BlockPool, PrefixCache, HostTier, Sequence, PrefixChain),
     )
 }

@@ -68,6 +68,7 @@ _FIELD_OF = {
     "preemption_mode": "preemption_mode",
     "target_inter_token_latency_ms": "target_inter_token_ns",
     "max_prefill_tokens": "max_prefill_tokens",
+    "expected_output_tokens": "expected_output_tokens",
     "max_num_seqs": "max_num_seqs",
     "max_num_batched_tokens": "max_num_batched_tokens",
     "enable_prefix_caching": "enable_prefix_caching",

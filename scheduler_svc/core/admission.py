@@ -101,7 +101,10 @@ class Admissions:
             return Limit.LEADER
         if not suspects.may_enter(replica.rows, sequence):
             return Limit.SUSPECTS
-        if not replica.has_growth_room(sequence, prefix):
+        if not replica.has_growth_room(sequence, prefix, displaceable(replica.rows, sequence, self._order)):
+            if replica.kv.num_missing_blocks(sequence, prefix) > 0:
+                return Limit.BLOCKS
+            replica.growth.note_refusal()
             return Limit.GROWTH
         if not self._make_room(replica, draft, sequence, prefix):
             return Limit.BLOCKS

@@ -78,10 +78,10 @@ class Advisor:
         self._kept_room.add(replica_id)
         num_preempted, num_running = replica.counters.preemptions.total(), len(replica.rows.running)
         return (
-            f"replica {spec.name}: {num_preempted} preemptions so far, for {spec.num_device_blocks} KV blocks "
-            f"({spec.num_cache_tokens} tokens) are too few for the sequences that run at once; admission now keeps "
-            f"room for their growth ({num_running} run). To run more, raise --num-kv-blocks or --kv-cache-memory; to "
-            f"avoid this, lower --max-num-seqs (now {replica.max_running})"
+            f"replica {spec.name}: {spec.num_device_blocks} KV blocks ({spec.num_cache_tokens} tokens) are too few for "
+            f"the sequences that could run at once, {num_preempted} preemptions so far; admission keeps room for the "
+            f"growth of those that run ({num_running} of {replica.max_running}). To run more, raise --num-kv-blocks or "
+            f"--kv-cache-memory; to be spared preemptions for certain, lower --max-num-seqs"
         )
 
     def _on_queue(self, model: str, num_waiting: int, replicas: list[Replica], now: int) -> str | None:

@@ -1,4 +1,4 @@
-"""Room that admission keeps for the growth of sequences that run, once some had to be preempted for want of blocks.
+"""Room that admission keeps for the growth of sequences that run.
 
 Knows lengths and blocks of one replica's sequences; must not know queues. What a replica must hold at most is foreseen
 as in Gong et al., "Past-Future Scheduler for LLM Serving under SLA Guarantees" (ASPLOS 2025): all grow by one token a
@@ -8,38 +8,42 @@ step until each is as long as sequences here usually get, and leaves; the peak i
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import ceil
 
+from scheduler_svc.core.lengths import Lengths
 from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.types import FinishReason
 
 _MORE_CAUTION = 0.1
 _KEEP_CAUTION = 0.98
-_KEEP_LENGTH = 0.95
-"""Weight of one finished sequence's length relative to the next one's."""
 
 
 class Growth:
-    """Whether room is kept on a replica, and how much."""
+    """How much room is kept on a replica."""
 
-    __slots__ = ("_block_size", "_caution", "_typical", "is_on")
+    __slots__ = ("_block_size", "_caution", "_lengths", "is_on")
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, num_expected_tokens: int) -> None:
+        """`num_expected_tokens`: output tokens that a sequence is thought to get before others told how many."""
         self._block_size = block_size
         self.is_on = False
-        """Whether a sequence was preempted for blocks since the replica was last empty."""
+        """Whether somebody had to wait or leave for others to grow since the replica was last empty."""
         self._caution = 0.0  # part by which sequences are thought to get longer than usual
-        self._typical: float | None = None  # output tokens of a finished sequence
+        self._lengths = Lengths(num_expected_tokens)
+
+    def note_refusal(self) -> None:
+        """A waiting sequence was not let in, for others to grow."""
+        self.is_on = True
 
     def note_preemption(self) -> None:
         """A running sequence had to leave, for others to grow."""
-        if self.is_on:
-            self._caution = min(1.0, self._caution + _MORE_CAUTION)
+        self._caution = min(1.0, self._caution + _MORE_CAUTION)
         self.is_on = True
 
-    def note_finish(self, num_output_tokens: int) -> None:
-        """A sequence is complete."""
-        if self._typical is None:
-            self._typical = float(num_output_tokens)
-        self._typical += (1 - _KEEP_LENGTH) * (num_output_tokens - self._typical)
+    def note_end(self, num_output_tokens: int, reason: FinishReason | None) -> None:
+        """A running sequence is complete; None: it was ended from outside, as one is that met a stop string."""
+        was_cut = reason in (FinishReason.LENGTH, FinishReason.NUMERIC_ERROR, FinishReason.GRAMMAR_ERROR)
+        self._lengths.note(num_output_tokens, was_cut=was_cut)
         self._caution *= _KEEP_CAUTION
 
     def note_empty(self) -> None:
@@ -48,11 +52,14 @@ class Growth:
 
     def num_remaining_tokens(self, sequence: Sequence, end: int) -> int:
         """Tokens that the sequence is thought to grow by; `end`: the length that it cannot pass."""
-        num_tokens = len(sequence.token_ids)
-        if self._typical is None:
-            return max(0, end - num_tokens)
-        usual = sequence.num_prompt_tokens + int(self._typical * (1 + self._caution))
-        return max(0, min(end, max(usual, num_tokens + self._block_size)) - num_tokens)
+        most = max(0, end - len(sequence.token_ids))
+        more = self._lengths.num_more(sequence.num_output_tokens, most)
+        return min(most, ceil(more * (1 + self._caution)))
+
+    @property
+    def num_longest_blocks(self) -> int:
+        """Blocks that no sequence is thought to grow by more than."""
+        return ceil(self._lengths.longest_mean * (1 + self._caution)) // self._block_size + 1
 
     def peak_blocks(self, lengths: Iterable[tuple[int, int]]) -> int:
         """Most blocks that sequences of so many (tokens, remaining tokens) hold at once, sharing none.

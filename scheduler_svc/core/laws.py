@@ -105,6 +105,8 @@ def _check_slots(replica: Replica) -> None:
     kept, rows.load_tokens = rows.load_tokens, None
     load, rows.load_tokens = replica.load_tokens, kept
     _demand(kept in (None, load), "the load is what rows and plans say", f"{kept} kept, {load} counted")
+    num_most = sum(replica.kv.num_blocks_for(rows.end_of(sequence)) for sequence in rows.running)
+    _demand(num_most == rows.num_most_blocks, "most blocks add up", f"{rows.num_most_blocks} kept, {num_most} counted")
     _demand(len(rows.running) <= replica.max_running, "running is bounded", f"{len(rows.running)} run")
     ranks = [sequence.rank for sequence in rows.running]
     _demand(ranks == sorted(ranks), "running is by rank", str(ranks))

@@ -80,6 +80,9 @@ class CoreLimits:
     the replica's measured rates allow for. None: as many as bring a step's fixed cost down to a ninth of it."""
     max_prefill_tokens: int | None = None
     """Most prompt tokens in a step while sequences decode, whatever the measured rates say; None: they alone decide."""
+    expected_output_tokens: int = 256
+    """Output tokens that a sequence is thought to get, unless its request allows for fewer, before others that ended on
+    its replica told how many: admission keeps blocks for the growth of those that run."""
     max_explained: int = 1024
     """Ended sequences that `explain` still knows."""
 
@@ -98,7 +101,7 @@ class CoreLimits:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1, or None for no such limit")
-        for name in ("max_overtakes", "max_explained"):
+        for name in ("max_overtakes", "max_explained", "expected_output_tokens"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
         for tenant, weight in self.tenant_weights.items():

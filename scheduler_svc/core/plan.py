@@ -34,7 +34,7 @@ class Limit(enum.Enum):
     PREFILL_CAP = "prefill cap"
     """More prompt tokens would hold the decoding sequences up for too long."""
     GROWTH = "room for growth"
-    """Blocks are free, and kept for the sequences that run, after some had to be preempted for want of them."""
+    """Blocks are free, and kept for the sequences that run, which are thought to grow into them."""
     SUSPECTS = "suspects"
     """Sequences that may have crashed a replica run here in a small group, or wait for the rows to become few."""
     DRAINING = "draining"

@@ -7,6 +7,7 @@ Knows its own sequences and blocks; must not know queues, other replicas or even
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
 from operator import attrgetter
 
 from scheduler_svc.core.answers import take_answer
@@ -42,7 +43,7 @@ class Replica:
         self.is_draining = False
         """Whether nothing more may enter (scheduler)."""
         self.rates = StepRates()
-        self.growth = Growth(spec.block_size)
+        self.growth = Growth(spec.block_size, limits.expected_output_tokens)
         self.counters = ReplicaCounters()
         self._limits = limits
         self._next_step = 1
@@ -74,10 +75,6 @@ class Replica:
         fits = self.kv.num_blocks_for(num_tokens) <= self.spec.num_device_blocks
         return fits and num_tokens < self.spec.max_model_len
 
-    def end_of(self, sequence: Sequence) -> int:
-        """Length, prompt included, at which the worker ends the sequence with LENGTH."""
-        return min(sequence.max_tokens, self.spec.max_model_len)
-
     @property
     def max_prefill_tokens(self) -> int | None:
         """Most prompt tokens in a step while sequences decode; None: as many as fit."""
@@ -86,19 +83,36 @@ class Replica:
         # A block at least, so that prompts go on whatever is aimed at.
         return max(min(caps), self.spec.block_size) if caps else None
 
-    def has_growth_room(self, sequence: Sequence, prefix: Prefix) -> bool:
-        """Whether the sequence may enter without, as far as can be foreseen, someone having to leave for it later."""
-        running = self.rows.running
-        if not self.growth.is_on or not running:
+    def has_growth_room(self, sequence: Sequence, prefix: Prefix, worse: Items[Sequence] = ()) -> bool:
+        """Whether the sequence may enter without, as far as can be foreseen, someone having to leave for it later who
+        is not among the `worse`, whom it may displace."""
+        rows, pool, growth = self.rows, self.kv.pool, self.growth
+        if len(rows.running) == len(worse):
             return True
-        lengths = [
-            (len(row.token_ids), self.growth.num_remaining_tokens(row, self.end_of(row)))
-            for row in (*running, sequence)
-        ]
-        pool = self.kv.pool
-        num_shared = sum(len(row.block_ids) for row in running) - (pool.num_blocks - pool.num_idle)
+        # Mostly there is room by far, and it need not be looked at closely.
+        num_most = self.kv.num_blocks_for(rows.end_of(sequence))
+        num_growing = growth.num_longest_blocks * (len(rows.running) + 1)
+        num_new = self.kv.num_blocks_for(len(sequence.token_ids))
+        if rows.num_most_blocks + num_most <= pool.num_blocks or num_new + num_growing <= pool.num_idle:
+            return True
+        num_shared = sum(len(row.block_ids) for row in rows.running) - (pool.num_blocks - pool.num_idle)
         num_shared += sum(1 for block in prefix.device if pool.holds[block])
-        return self.growth.peak_blocks(lengths) - num_shared <= pool.num_blocks
+        lengths, remaining = self._foreseen(worse)
+        own, own_remaining = self._foresee([sequence])
+        peak = growth.peak_blocks(zip(lengths + own, remaining + own_remaining, strict=True))
+        return peak - num_shared <= pool.num_blocks
+
+    def _foreseen(self, worse: Items[Sequence]) -> tuple[list[int], list[int]]:
+        """Tokens, and the tokens to come, of the running ones but for the worse."""
+        if worse:
+            return self._foresee([row for row in self.rows.running if row not in worse])
+        if self.rows.foreseen is None:
+            self.rows.foreseen = self._foresee(self.rows.running)
+        return self.rows.foreseen
+
+    def _foresee(self, sequences: list[Sequence]) -> tuple[list[int], list[int]]:
+        end_of, remaining = self.rows.end_of, self.growth.num_remaining_tokens
+        return [len(each.token_ids) for each in sequences], [remaining(each, end_of(each)) for each in sequences]
 
     # Making a step -----------------------------------------------------------------------------------------------
 
@@ -195,7 +209,7 @@ class Replica:
             promote_device_ids=copies.promote_device_ids,
         )
         self._advance(draft, record)
-        self.rows.load_tokens = None
+        self.rows.note_change()
         self.rows.unanswered.append(record)
         self.rows.released_slots = []
         self._next_step += 1
@@ -212,8 +226,8 @@ class Replica:
             samples = sequence.num_planned_tokens == num_known
             if samples:
                 self.rows.fill_up(sequence)
-                if num_known + 1 < self.end_of(sequence):
-                    self.rows.steady.join(sequence, num_known, self.end_of(sequence))
+                if num_known + 1 < self.rows.end_of(sequence):
+                    self.rows.steady.join(sequence, num_known, self.rows.end_of(sequence))
                 else:
                     record.final_rows.append(len(record.num_to_sample))
             record.num_to_sample.append(1 if samples else 0)
@@ -256,7 +270,7 @@ class Replica:
         plan = self.rows.unanswered[0]
         plan.check(result)
         self.rows.unanswered.popleft()
-        self.rows.load_tokens = None
+        self.rows.note_change()
         self.counters.note_step(plan.num_tokens, len(result.token_ids))
         if result.copy_ns * _MANY_COPIES <= result.duration_ns:
             self.rates.note(len(plan.rows), plan.num_tokens, result.duration_ns)
@@ -264,9 +278,14 @@ class Replica:
             self.rates.note_copies(plan.num_copies, result.copy_ns)
             self.kv.copies_pay = copies_pay(self._limits.preemption_mode, self.spec.block_size, self.rates)
         answer = take_answer(self.rows, plan, result)
-        for sequence, _ in answer.finished:
-            self.growth.note_finish(sequence.num_output_tokens)
+        for sequence, reason in answer.finished:
+            self.growth.note_end(sequence.num_output_tokens, reason)
         return answer
+
+    def end_early(self, sequence: Sequence) -> None:
+        """Ends a sequence that runs or settles here, for a reason from outside."""
+        self.rows.end_early(sequence)
+        self.growth.note_end(sequence.num_output_tokens, None)
 
 
 def _admission(sequence: Sequence, num_computed_tokens: int) -> Admission:

@@ -27,6 +27,7 @@ class Rows:
 
     def __init__(self, spec: ReplicaSpec, caching: bool, *, tenants_share: bool = False) -> None:
         self._replica_id = spec.replica_id
+        self._max_model_len = spec.max_model_len
         self.kv = KvSpace(
             spec.fingerprint,
             spec.block_size,
@@ -45,6 +46,10 @@ class Rows:
         """Counts every sequence that left."""
         self.load_tokens: int | None = None
         """Kept by the replica until rows or plans change."""
+        self.foreseen: tuple[list[int], list[int]] | None = None
+        """Tokens of the running ones, and those thought to come; kept by the replica until rows or plans change."""
+        self.num_most_blocks = 0
+        """Blocks that the running ones would hold together, sharing none, if each got as long as it may."""
         self.running: list[Sequence] = []
         """All that hold a slot, by ascending rank: the first is the victim."""
         self.filling: list[Sequence] = []
@@ -69,7 +74,16 @@ class Rows:
         if sequence.suspect_bound is not None:
             self.suspects[sequence] = None
         self.in_flight.note(sequence)
-        self.load_tokens = None
+        self.num_most_blocks += self.kv.num_blocks_for(self.end_of(sequence))
+        self.note_change()
+
+    def end_of(self, sequence: Sequence) -> int:
+        """Length, prompt included, at which the worker ends the sequence with LENGTH."""
+        return min(sequence.max_tokens, self._max_model_len)
+
+    def note_change(self) -> None:
+        """Rows or plans changed: what was kept of them is out of date."""
+        self.load_tokens = self.foreseen = None
 
     def commit(self, sequence: Sequence, num_computed_tokens: int) -> None:
         """Makes findable what is full among so many computed and answered tokens of a running sequence."""
@@ -155,7 +169,8 @@ class Rows:
         self._count_priority(sequence.priority, -1)
         self.suspects.pop(sequence, None)
         self.num_exits += 1
-        self.load_tokens = None
+        self.num_most_blocks -= self.kv.num_blocks_for(self.end_of(sequence))
+        self.note_change()
         sequence.num_lost_tokens = max(sequence.num_lost_tokens, sequence.num_planned_tokens)
 
     def _count_priority(self, priority: int, sign: int) -> None:

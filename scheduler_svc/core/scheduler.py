@@ -261,7 +261,7 @@ class Scheduler:
             self.admissions.placement.forget(sequence)
             sequence.move(Move.END)
         else:
-            self._home(sequence).rows.end_early(sequence)
+            self._home(sequence).end_early(sequence)
         return self._ended(sequence, reason, now)
 
     def _ended(self, sequence: Sequence, reason: EndReason, now: int, lost: ReplicaLost | None = None) -> Ended:

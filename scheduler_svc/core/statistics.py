@@ -65,7 +65,7 @@ class ReplicaStatistics:
     max_prefill_tokens: int | None = None
     """Prompt tokens that a step takes now while sequences decode; None: as many as fit."""
     has_kept_room: bool = False
-    """Whether admission keeps room for growth, because sequences had to be preempted for blocks."""
+    """Whether somebody had to wait or leave for others to grow since it was last empty."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,8 @@ class House:
     """The system. Ids of sequences, streams and replicas count from 1."""
 
     def __init__(self, limits: CoreLimits | None = None) -> None:
-        self.scheduler = Scheduler(limits)
+        """Without limits, no room is kept for the growth of sequences before some have ended: so some are preempted."""
+        self.scheduler = Scheduler(limits or CoreLimits(expected_output_tokens=0))
         self.replicas: dict[int, SimulatedReplica] = {}
         self.results: dict[int, deque[StepResult]] = {}
         self.streams: dict[int, Stream] = {}

@@ -12,7 +12,13 @@ from tests.core.house import House, spec
 
 
 def fair(weights: dict[str, float] | None = None, **changes: int) -> House:
-    house = House(CoreLimits(policy=SchedulingPolicy.FAIR, tenant_weights=weights or {}, max_waiting=10_000))
+    limits = CoreLimits(
+        policy=SchedulingPolicy.FAIR,
+        tenant_weights=weights or {},
+        max_waiting=10_000,
+        expected_output_tokens=0,
+    )
+    house = House(limits)
     house.attach(spec(num_device_blocks=64, **changes))
     return house
 

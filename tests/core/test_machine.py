@@ -42,6 +42,7 @@ class CoreMachine(RuleBasedStateMachine):
         policy=st.sampled_from(SchedulingPolicy),
         mode=st.sampled_from(PreemptionMode),
         cap=st.sampled_from([None, 3]),
+        num_expected=st.sampled_from([0, 0, 10]),
     )
     def set_up(
         self,
@@ -55,6 +56,7 @@ class CoreMachine(RuleBasedStateMachine):
         policy: SchedulingPolicy,
         mode: PreemptionMode,
         cap: int | None,
+        num_expected: int,
     ) -> None:
         limits = CoreLimits(
             enable_prefix_caching=caching,
@@ -66,6 +68,7 @@ class CoreMachine(RuleBasedStateMachine):
             preemption_mode=mode if caching or mode is not PreemptionMode.SWAP else PreemptionMode.AUTO,
             tenant_weights={"t": 3.0},
             max_prefill_tokens=cap,
+            expected_output_tokens=num_expected,
         )
         self.house = House(limits)
         self.changes = {

@@ -179,7 +179,7 @@ def test_f36_many_streams_in_a_small_pool_get_the_text_they_get_alone(depth_firs
     streams = [house.submit([n, n + 1, n + 2], max_tokens=45, age_ns=n * depth_first) for n in range(8)]
     house.drain()
     house.check_outcomes(num_cache_tokens=56)
-    assert sum(len(preempted(stream)) for stream in streams) > 16
+    assert sum(len(preempted(stream)) for stream in streams) > 8
     for stream in streams:
         again = [event for event in stream.events if isinstance(event, Scheduled)][1:]
         assert all(event.recomputed_tokens + event.cached_tokens > 0 for event in again)

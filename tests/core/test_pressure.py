@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from scheduler_svc.core.growth import Growth
+from scheduler_svc.core.lengths import Lengths
 from scheduler_svc.core.plan import Limit
 from scheduler_svc.core.rates import StepRates, prefill_cap
 from scheduler_svc.core.sequence import Sequence
-from scheduler_svc.core.types import CoreLimits, Request
+from scheduler_svc.core.types import CoreLimits, FinishReason, Request
 from tests.core.house import House, spec
 
 
@@ -23,33 +26,103 @@ def peak_by_steps(lengths: list[tuple[int, int]], block_size: int) -> int:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_foreseen_peak_is_that_of_growing_step_by_step(seed: int) -> None:
-    from random import Random
-
     random = Random(seed)
     lengths = [(random.randint(1, 60), random.randint(0, 40)) for _ in range(random.randint(1, 12))]
-    exact = Growth(1).peak_blocks(lengths)
+    exact = Growth(1, 0).peak_blocks(lengths)
     assert exact == peak_by_steps(lengths, 1)
     # With blocks of several tokens the peak of blocks may be at another end than that of tokens.
-    coarse = Growth(8).peak_blocks(lengths)
+    coarse = Growth(8, 0).peak_blocks(lengths)
     assert abs(coarse - peak_by_steps(lengths, 8)) <= len(lengths)
 
 
-def test_what_finished_tells_how_long_the_next_ones_get() -> None:
-    growth = Growth(4)
+def test_what_ended_tells_how_long_the_next_ones_get() -> None:
+    growth = Growth(4, 64)
     sequence = Sequence(Request(1, "model", [1] * 10, 500), now=0, ticket=0)
-    assert growth.num_remaining_tokens(sequence, end=510) == 500  # nothing is known: all that it may
-    growth.note_finish(20)
+    assert growth.num_remaining_tokens(sequence, end=510) == 64  # nothing is known but what is expected
+    growth.note_end(20, FinishReason.END_TOKEN)
     assert growth.num_remaining_tokens(sequence, end=510) == 20
     assert growth.num_remaining_tokens(sequence, end=15) == 5
     sequence.token_ids.extend([1] * 30)
-    assert growth.num_remaining_tokens(sequence, end=510) == 4  # longer than usual: a block at least
-    growth.note_preemption()
+    assert growth.num_remaining_tokens(sequence, end=510) == 64  # longer than any that was seen
     growth.note_preemption()
     assert growth.num_remaining_tokens(Sequence(sequence.request, 0, 1), end=510) == 22  # a tenth more caution
 
 
-def test_once_preemptions_start_admission_keeps_room() -> None:
-    house = House()
+def test_what_a_limit_cut_short_would_have_gone_on() -> None:
+    growth = Growth(4, 64)
+    for _ in range(50):
+        growth.note_end(2, FinishReason.LENGTH)
+    sequence = Sequence(Request(1, "model", [1] * 10, 500), now=0, ticket=0)
+    assert growth.num_remaining_tokens(sequence, end=40) == 30
+    assert growth.num_remaining_tokens(sequence, end=510) == 2 + 64
+
+
+def mean_by_hand(ends: list[tuple[int, bool]], now: int, most: int, num_beyond: int) -> float:
+    """The obvious twin: walks token by token, with the share that goes on past each."""
+    longest = max(length for length, _ in ends)
+    if now >= longest:
+        return min(most, num_beyond)
+    share, mean = 1.0, 0.0
+    for length in range(now, min(now + most, longest + num_beyond)):
+        at_risk = sum(1 for other, _ in ends if other >= length)
+        if length > now and at_risk:
+            share *= 1 - sum(1 for other, was_cut in ends if other == length and not was_cut) / at_risk
+        mean += share
+    return mean
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_mean_of_what_is_left_is_that_of_going_token_by_token(seed: int) -> None:
+    random = Random(seed)
+    num_beyond = random.choice([0, 5, 40])
+    ends = [(random.randint(0, 30), random.random() < 0.4) for _ in range(random.randint(1, 7))]
+    lengths = Lengths(num_beyond)
+    for num_tokens, was_cut in ends:
+        lengths.note(num_tokens, was_cut=was_cut)
+    for now in range(40):
+        for most in (1, 4, 33, 200):
+            found = lengths.num_more(now, most)
+            assert found <= lengths.longest_mean + 1e-9
+            survives = any(length > now for length, _ in ends)
+            assert found == pytest.approx(mean_by_hand(ends, now, most, num_beyond)) or not survives
+
+
+def test_what_is_remembered_of_lengths_is_what_ended_lately() -> None:
+    lengths = Lengths(64)
+    for num_tokens in [500] * 200 + [10] * 200:
+        lengths.note(num_tokens, was_cut=False)
+    assert lengths.num_more(0, 1000) == 10
+
+
+def test_room_is_kept_before_anything_had_to_be_preempted() -> None:
+    house = House(CoreLimits())
+    house.attach(spec(num_device_blocks=40, num_slots=20, max_step_tokens=64))  # 160 tokens: for five of 32
+    for n in range(20):
+        house.submit([n, n + 1, *range(14)], max_tokens=16)
+    limits = [house.step().limited_by for _ in range(200)]
+    assert not house.scheduler.sequences
+    house.check_outcomes(num_cache_tokens=160)
+    assert Limit.GROWTH in limits
+    assert house.scheduler.statistics().replicas[0].num_preemptions == 0
+
+
+def test_room_kept_for_worse_ones_holds_nobody_back() -> None:
+    house = House(CoreLimits())
+    house.attach(spec(num_device_blocks=10, num_slots=4))
+    worse = house.submit(range(8), max_tokens=30, priority=1)
+    house.step()
+    better = house.submit(range(20, 28), max_tokens=30)
+    house.step()
+    assert better.is_running
+    while better.is_live:
+        house.step()
+    assert worse.is_live
+    house.drain()
+    house.check_outcomes(num_cache_tokens=40)
+
+
+def test_once_preemptions_start_admission_keeps_more_room() -> None:
+    house = House(CoreLimits(expected_output_tokens=4))
     house.attach(spec(num_device_blocks=40, num_slots=20, max_step_tokens=64))  # 160 tokens: for five of 32
     for n in range(20):
         house.submit([n, n + 1, *range(14)], max_tokens=16)

@@ -11,7 +11,7 @@ from tests.core.house import House, Stream, spec
 
 
 def house_of(mode: PreemptionMode = PreemptionMode.AUTO, num_host_blocks: int = 32, **changes: int) -> House:
-    house = House(CoreLimits(preemption_mode=mode))
+    house = House(CoreLimits(preemption_mode=mode, expected_output_tokens=0))
     house.attach(spec(num_host_blocks=num_host_blocks, **changes))
     return house
 

@@ -41,6 +41,7 @@ class Walk:
             tenant_weights={"t": random.choice([0.5, 1.0, 4.0])},
             target_inter_token_ns=random.choice([None, None, 1_010_000]),
             max_prefill_tokens=random.choice([None, None, 6]),
+            expected_output_tokens=random.choice([0, 0, 12]),
         )
         self.house = House(limits)
         self.num_attached = 0

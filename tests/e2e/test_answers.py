@@ -68,7 +68,11 @@ def test_f36_64_clients_on_a_small_pool_get_the_text_they_get_alone(stack: Stack
     prompts = [f"Story number {i}: {'once upon a time ' * (i % 7)}there was a" for i in range(64)]
 
     async def ask(client: AsyncClient, i: int) -> tuple[list[int], str]:
-        answer = await client.generate(prompts[i], max_tokens=32, ignore_eos=True, temperature=i % 2, seed=i)
+        # Better ones, which come later, displace those that run: room is kept for growth, so nothing else would.
+        priority = 1 if i < 32 else 0
+        answer = await client.generate(
+            prompts[i], max_tokens=32, ignore_eos=True, temperature=i % 2, seed=i, priority=priority
+        )
         return list(answer.choices[0].token_ids), answer.text
 
     async def together() -> list[tuple[list[int], str]]:

@@ -88,6 +88,7 @@ def draw(seed: int) -> Scenario:
         preemption_mode=rng.choice(modes if has_caching else (PreemptionMode.AUTO, PreemptionMode.RECOMPUTE)),
         target_inter_token_ns=rng.choice((None, 20_000_000)),
         max_prefill_tokens=rng.choice((None, None, 5)),
+        expected_output_tokens=rng.choice((0, 0, 8, 256)),
     )
     num_requests = rng.randint(8, 30)
     weather = Weather(
