@@ -52,11 +52,14 @@ def _add_option(parser: argparse._ActionsContainer, entry: Option) -> None:
     if entry.info.kind == "positional":
         parser.add_argument(entry.name, nargs="?", default=argparse.SUPPRESS, metavar=entry.label, help=text)
         return
-    if entry.default is not None:
+    if entry.default is not None and entry.info.kind != "repeated":
         text += f" (default: {entry.show(entry.default)})"
     settings: dict[str, Any] = {"dest": entry.name, "default": argparse.SUPPRESS, "help": text}
     if entry.type is bool:
         parser.add_argument(entry.flag, action=argparse.BooleanOptionalAction, **settings)
+        return
+    if entry.info.kind == "repeated":
+        parser.add_argument(entry.flag, action="append", metavar="NAME=VALUE", **settings)
         return
     settings["type"] = _parser_of(entry)
     if entry.info.choices:

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 from octavo.sizes import format_bytes
 
 T = TypeVar("T")
-Kind = Literal["plain", "bytes", "seconds", "secret", "positional"]
+Kind = Literal["plain", "bytes", "seconds", "secret", "positional", "repeated"]
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 """The model served when none is named; `octavo.sources` resolves it to files."""
@@ -99,6 +99,8 @@ class Option:
             return "set"
         if isinstance(value, bool):
             return "on" if value else "off"
+        if isinstance(value, tuple):
+            return ", ".join(value) or "none"
         if self.info.kind == "bytes" and isinstance(value, int):
             return format_bytes(value)
         if self.info.kind == "seconds":
@@ -119,7 +121,8 @@ def option(
 
     `flag` replaces the spelling derived from the field name (`max_num_seqs` is `--max-num-seqs`). `kind` is
     "bytes" for sizes such as 2GiB, "seconds" for durations, "secret" for what is read from an environment variable
-    too, never shown, and never put on a command line. Booleans become `--x` and `--no-x`. Returns a
+    too, never shown, and never put on a command line, "repeated" for a tuple of texts, each given by the flag once
+    more. Booleans become `--x` and `--no-x`. Returns a
     dataclass field, typed as its value so that type checkers see the annotation.
     """
     info = OptionInfo(help, flag, tuple(choices), limits, kind)
@@ -149,7 +152,8 @@ def options_of(config_class: type) -> tuple[Option, ...]:
 def given_options(config_class: type, namespace: argparse.Namespace) -> dict[str, Any]:
     """The options of the class that were given on the command line, by field name."""
     values = vars(namespace)
-    return {entry.name: values[entry.name] for entry in options_of(config_class) if entry.name in values}
+    given = {entry.name: values[entry.name] for entry in options_of(config_class) if entry.name in values}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
 
 
 def from_args(config_class: type[T], namespace: argparse.Namespace, **overrides: object) -> T:
@@ -206,6 +210,8 @@ def to_arguments(config: Any) -> list[str]:
             positional.append(str(value))
         elif entry.type is bool:
             words.append(entry.flag if value else _negation(entry.flag))
+        elif entry.info.kind == "repeated":
+            words += [f"{entry.flag}={one}" for one in value]
         else:
             words.append(f"{entry.flag}={value}")
     # Behind `--` a value that begins with a dash is still a value.
@@ -238,7 +244,9 @@ def _value_type(hint: Any) -> tuple[type, bool]:
             return _value_type(members[0])[0], True
     if hint in (str, int, float, bool):
         return hint, False
-    raise TypeError(f"an option is str, int, float or bool, perhaps with None, not {hint}")
+    if hint == tuple[str, ...]:
+        return str, False
+    raise TypeError(f"an option is str, int, float or bool, perhaps with None, or a tuple of str, not {hint}")
 
 
 def check_value(entry: Option, value: Any) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from octavo import common_options
 from octavo.options import DEFAULT_MODEL, LOG_LEVELS, Limits, OptionError, argument, check_values, option
@@ -25,6 +27,13 @@ class RouterConfig(AccessOptions, BrowserOptions):
     )
     served_model_name: str | None = option(
         None, "Name clients call the model by; the last part of the model's path when left out."
+    )
+    further_models: tuple[str, ...] = option(
+        (),
+        "Further model, as NAME=MODEL, with a tokenizer and template of its own; for several, give this several times. "
+        "`octavo serve` starts a worker of each.",
+        flag="--model",
+        kind="repeated",
     )
     models: str | None = option(
         None,
@@ -93,12 +102,32 @@ class RouterConfig(AccessOptions, BrowserOptions):
 
     def __post_init__(self) -> None:
         check_values(self)
+        self.further_sources  # noqa: B018 - raises for a bad one
         self.check_access()
         self.check_browser()
         if self.http_port == self.grpc_port != 0:
             raise OptionError(
                 "--grpc-port", self.grpc_port, "is --http-port too", "Give each its own, or 0 for a free one"
             )
+
+    @property
+    def name(self) -> str:
+        """What clients call the model."""
+        return self.served_model_name or Path(self.model).name or Path(self.model).resolve().name
+
+    @property
+    def further_sources(self) -> Mapping[str, str]:
+        """Further models by name: a directory, a file or a hub name. Raises OptionError for what does not say so."""
+        found: dict[str, str] = {}
+        for text in self.further_models:
+            name, equals, source = text.partition("=")
+            if not (name and equals and source):
+                remedy = "The first model is the argument MODEL; write others as --model coder=/models/coder"
+                raise OptionError("--model", text, "is not NAME=MODEL", remedy)
+            if name in (self.name, *found):
+                raise OptionError("--model", text, f"{name} is another model's name too", "Give each its own")
+            found[name] = source
+        return found
 
     def without_effect(self) -> tuple[tuple[str, str], ...]:
         """Fields whose value changes nothing because another decides, each with the reason."""

@@ -12,7 +12,7 @@ import random
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from octavo.internal.v1 import scheduler_pb2, types_pb2
@@ -27,7 +27,7 @@ from router.models.catalogue import Catalogue
 from router.prepared import Prepared
 from router.prompting import BuiltPrompt, build_prompts
 from router.ranking import likeliest
-from router.readiness import ListedModel, Readiness, judge, summarize
+from router.readiness import ListedModel, Readiness, judge, list_aliases, summarize
 from router.requests import ChatPrompt, CompletionPrompt, Event, GenerationRequest, RequestOptions, clean_request_id
 from router.sampling import ModelLimits, SamplingParams, check_sampling
 from router.streams.scheduler_client import SchedulerClient, SchedulerState
@@ -46,30 +46,38 @@ MAX_SALT_CHARS = 256
 _TOKENIZING_THREADS = 2
 
 
+@dataclass(frozen=True)
+class Helpers:
+    """What the front door asks and tells on the way of a request. The tracer is None where nothing is traced."""
+
+    metrics: RouterMetrics = field(default_factory=RouterMetrics)
+    tracer: RequestTracer | None = None
+    admission: Admission = field(default_factory=Admission)
+    grammars: GrammarChecker = field(default_factory=GrammarChecker)
+
+
 class FrontDoor:
-    """One per router. Create it in a running event loop; `text` is set once the model's files are read.
+    """One per router. Create it in a running event loop; texts come into the catalogue once they are read.
 
     `seed` makes the seeds repeatable that requests without one get; None draws them at random.
     """
 
     def __init__(
         self,
-        model: str,
+        catalogue: Catalogue,
         scheduler: SchedulerClient,
         inlet: TokenInlet,
+        helpers: Helpers,
+        *,
         recovery_timeout_s: float,
         seed: int | None = None,
-        metrics: RouterMetrics | None = None,
-        tracer: RequestTracer | None = None,
-        admission: Admission | None = None,
-        grammars: GrammarChecker | None = None,
     ) -> None:
-        self.catalogue = Catalogue(model)
+        self.catalogue = catalogue
         self.draining = False
         self.own_phases: Callable[[], Sequence[Phase]] = lambda: ()
-        self.metrics = metrics or RouterMetrics()
-        self._admission = admission or Admission()
-        self._grammars = grammars or GrammarChecker()
+        self.metrics = helpers.metrics
+        self._admission = helpers.admission
+        self._grammars = helpers.grammars
         self._scheduler = scheduler
         self._inlet = inlet
         self._seeds = random.SystemRandom() if seed is None else random.Random(seed)
@@ -84,7 +92,7 @@ class FrontDoor:
             recovery_timeout_s=recovery_timeout_s,
             token_endpoint=inlet.endpoint,
             metrics=self.metrics,
-            tracer=tracer,
+            tracer=helpers.tracer,
         )
         self._starts = WorkerStarts()
         scheduler.on_change(lambda state: self._starts.observe(state.starting))
@@ -110,14 +118,7 @@ class FrontDoor:
             for name in self.catalogue.names
             if name in served
         ]
-        by_name = {model.name: model for model in found}
-        for name, alias in sorted(self.catalogue.aliases.items()):
-            members = [by_name[model] for model in alias.weights if model in by_name]
-            if members:
-                least = min(members, key=lambda member: member.info.max_model_len)
-                is_ready = any(member.is_ready for member in members)
-                found.append(ListedModel(name, least.info, is_ready, alias.weights))
-        return found
+        return [*found, *list_aliases(found, self.catalogue.aliases)]
 
     async def tokenize(self, model: str, prompt: CompletionPrompt | ChatPrompt) -> Tokenized:
         """The ids of a prompt. Raises RouterError; needs no replica that is ready."""

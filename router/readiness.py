@@ -12,6 +12,7 @@ from typing import Any
 
 from octavo.internal.v1 import scheduler_pb2, types_pb2
 from octavo.phases import Phase
+from router.models.aliases import Alias
 from router.streams.scheduler_client import SchedulerState
 
 _MAX_PLACES = 4
@@ -49,6 +50,18 @@ def summarize(reasons: Mapping[str, str], state: SchedulerState, phases: Iterabl
     ready = not all(reasons.values())
     shown = tuple(_show(process, phase) for process, phase in phases)
     return Readiness(ready, "" if ready else next(iter(reasons.values())), shown, tuple(sorted(state.models)), reasons)
+
+
+def list_aliases(models: Sequence[ListedModel], aliases: Mapping[str, Alias]) -> list[ListedModel]:
+    """The aliases of which some model is listed, by name: each with the numbers of the model that takes least."""
+    by_name, found = {model.name: model for model in models}, []
+    for name, alias in sorted(aliases.items()):
+        members = [by_name[model] for model in alias.weights if model in by_name]
+        if members:
+            least = min(members, key=lambda member: member.info.max_model_len)
+            is_ready = any(member.is_ready for member in members)
+            found.append(ListedModel(name, least.info, is_ready, alias.weights))
+    return found
 
 
 def judge(model: str, tokenizer_hash: str | None, state: SchedulerState, *, draining: bool) -> str:

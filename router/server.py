@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import logging
 import os
 import socket
-import threading
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator
 
 import uvloop
 
 from octavo.phases import Phases
 from octavo.ports import address_towards
-from octavo.process import Shutdown, StartError
+from octavo.process import Shutdown, StartError, in_thread
 from octavo.sources import resolve
 from octavo.tls import internal_channel_credentials
 from octavo.tracing import make_tracer
@@ -30,11 +28,12 @@ from router.browser.options import open_to_pages
 from router.browser.rpc import write_refusal
 from router.browser.setup import add_browser_doors
 from router.config import RouterConfig
-from router.front import FrontDoor
+from router.front import FrontDoor, Helpers
 from router.grpc_api import InferenceServicer, make_server, set_health
 from router.http_server import CLOSING_S, listen, quiet_server
 from router.metrics import RouterMetrics
 from router.metrics_catalogue import DROPPED_MESSAGES, LIVE, READY, SCHEDULER_CONNECTED
+from router.models.catalogue import Catalogue
 from router.models.watch import ModelsWatch
 from router.openai.app import make_app, make_health_app
 from router.streams.scheduler_client import SchedulerClient
@@ -44,8 +43,6 @@ from router.text.model_text import ModelText, load_model_text
 from router.traces import RequestTracer
 
 _LOG = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 def main(config: RouterConfig) -> int:
@@ -57,11 +54,6 @@ def main(config: RouterConfig) -> int:
     finally:
         shutdown.close()
     return 0
-
-
-def served_name(config: RouterConfig) -> str:
-    """What clients call the model."""
-    return config.served_model_name or Path(config.model).name or Path(config.model).resolve().name
 
 
 def _advertised(config: RouterConfig) -> str | None:
@@ -124,15 +116,17 @@ class Router:
         self.scheduler.on_change(lambda state: self.inlet.authorise(state.worker_curve_keys))
         self._tracer = make_tracer("octavo-router", config.otlp_endpoint, config.otlp_sampling_ratio)
         self.front = FrontDoor(
-            served_name(config),
+            Catalogue(config.name, *config.further_sources),
             self.scheduler,
             self.inlet,
-            config.recovery_timeout,
-            config.seed,
-            self.metrics,
-            None if self._tracer is None else RequestTracer(self._tracer, self.metrics.clock),
-            self.access.admission,
-            GrammarChecker(config.grammar_timeout),
+            Helpers(
+                self.metrics,
+                None if self._tracer is None else RequestTracer(self._tracer, self.metrics.clock),
+                self.access.admission,
+                GrammarChecker(config.grammar_timeout),
+            ),
+            recovery_timeout_s=config.recovery_timeout,
+            seed=config.seed,
         )
         self.metrics.set.on_scrape(self._show_state)
         self.front.own_phases = self.phases.snapshot
@@ -168,10 +162,11 @@ class Router:
         self.scheduler.on_change(lambda state: self._publish())
         parts = (self.scheduler.run(), self.inlet.run(), self.metrics.watch_loop(), self.access.refresh_loop())
         self.tasks |= {asyncio.create_task(part) for part in parts}
-        self.front.catalogue.add(await _in_thread(self._load))
+        for name, source in {self.config.name: self.config.model, **self.config.further_sources}.items():
+            self.front.catalogue.add(await in_thread(functools.partial(self._load, name, source), "start"))
         if self.config.models is not None:
             watch = ModelsWatch(self.config.models, self.front.catalogue)
-            put_in_place = await _in_thread(watch.load)
+            put_in_place = await in_thread(watch.load, "start")
             put_in_place()
             self.tasks.add(asyncio.create_task(watch.run(self._publish)))
         self._publish()
@@ -222,12 +217,11 @@ class Router:
         number(SCHEDULER_CONNECTED).set(self.scheduler.state.connected)
         number(DROPPED_MESSAGES).set(self.inlet.num_dropped_messages)
 
-    def _load(self) -> ModelText:
+    def _load(self, name: str, model: str) -> ModelText:
         with self.phases.phase("model"):
-            source = resolve(self.config.model)
+            source = resolve(model)
         with self.phases.phase("tokenizer"):
-            parsers = self.config.tool_call_parser, self.config.reasoning_parser
-            return load_model_text(self.front.catalogue.primary, source.directory, *parsers)
+            return load_model_text(name, source.directory, self.config.tool_call_parser, self.config.reasoning_parser)
 
     def _bind_grpc(self) -> None:
         address = f"{_bracketed(self.config.host)}:{self.config.grpc_port}"
@@ -265,27 +259,6 @@ async def running(config: RouterConfig) -> AsyncIterator[Router]:
         yield router
     finally:
         await router.stop()
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    """Run `work` in a thread that does not keep the process from ending."""
-    loop, future = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
-
-    def settle(set_it: Callable[[Any], None], value: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits any more
-            loop.call_soon_threadsafe(lambda: None if future.done() else set_it(value))
-
-    def run() -> None:
-        try:
-            result = work()
-        except Exception as error:
-            settle(future.set_exception, error)
-        else:
-            settle(future.set_result, result)
-
-    threading.Thread(target=run, name="start", daemon=True).start()
-    found: T = await future
-    return found
 
 
 def _bracketed(host: str) -> str:

@@ -21,10 +21,11 @@ _LOG = logging.getLogger(__name__)
 
 
 class Catalogue:
-    """Begins with the one model of the command line, whose text comes once it is read."""
+    """Begins with the models of the command line, whose texts come once they are read."""
 
-    def __init__(self, primary: str) -> None:
+    def __init__(self, primary: str, *others: str) -> None:
         self.primary = primary
+        self.own = (primary, *others)
         self._texts: dict[str, ModelText] = {}
         self._of_file: Mapping[str, Alias] = {}
         self._told = AliasTable()
@@ -33,21 +34,21 @@ class Catalogue:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The models, the primary first."""
-        return (self.primary, *sorted(self._texts.keys() - {self.primary}))
+        """The models, those of the command line first."""
+        return (*self.own, *sorted(self._texts.keys() - set(self.own)))
 
     def text(self, name: str) -> ModelText | None:
-        """The model's text side; None while the primary's is being read."""
+        """The model's text side; None while it is being read."""
         return self._texts.get(name)
 
     def add(self, text: ModelText) -> None:
-        """The primary's text has been read."""
+        """The text of a model of the command line has been read."""
         self._texts = {**self._texts, text.name: text}
         self._join_aliases()
 
     def replace_others(self, texts: Mapping[str, ModelText], aliases: Mapping[str, Alias]) -> None:
-        """All models but the primary, and all aliases of the file. Requests that run keep what they have."""
-        kept = {name: text for name, text in self._texts.items() if name == self.primary}
+        """All models and aliases of the file. Requests that run keep what they have."""
+        kept = {name: text for name, text in self._texts.items() if name in self.own}
         self._texts, self._of_file = {**kept, **texts}, aliases
         self._join_aliases()
 

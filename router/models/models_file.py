@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,8 +47,8 @@ class ModelsFile:
     aliases: Mapping[str, Alias] = field(default_factory=dict)
 
 
-def read_models_file(path: str | Path, primary: str) -> ModelsFile:
-    """Read and check it. `primary` is the model of the command line. Raises ModelsFileError."""
+def read_models_file(path: str | Path, own: Collection[str]) -> ModelsFile:
+    """Read and check it. `own` are the models of the command line. Raises ModelsFileError."""
     try:
         given = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -56,9 +56,9 @@ def read_models_file(path: str | Path, primary: str) -> ModelsFile:
     try:
         _refuse_unknown("", given, ("models", "aliases"))
         models = {name: _entry(f"models.{name}", value) for name, value in _table("models", given).items()}
-        if primary in models:
-            raise ValueError(f"models.{primary} is the model of the command line; leave it out")
-        aliases = {name: _alias(name, value, {primary, *models}) for name, value in _table("aliases", given).items()}
+        if twice := sorted(models.keys() & set(own)):
+            raise ValueError(f"models.{twice[0]} is a model of the command line; leave it out")
+        aliases = {name: _alias(name, value, {*own, *models}) for name, value in _table("aliases", given).items()}
     except ValueError as error:
         raise ModelsFileError(f"{path}: {error}") from None
     return ModelsFile(models, aliases)

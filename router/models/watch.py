@@ -35,7 +35,7 @@ class ModelsWatch:
         Raises StartError.
         """
         try:
-            file = read_models_file(self._path, self._catalogue.primary)
+            file = read_models_file(self._path, self._catalogue.own)
             loaded = {name: self._load_one(name, entry) for name, entry in file.models.items()}
         except (ModelsFileError, SourceError) as error:
             raise StartError(f"--models {error}") from error

@@ -202,3 +202,19 @@ def test_a_worker_refuses_two_sizes_of_one_cache() -> None:
 def test_a_worker_refuses_more_sequences_than_a_step_has_tokens() -> None:
     with pytest.raises(OptionError, match="--max-num-seqs 64: is more than --max-num-batched-tokens 32"):
         WorkerConfig(max_num_batched_tokens=32)
+
+
+@dataclass(frozen=True)
+class Shelf:
+    spices: tuple[str, ...] = option((), "Spices.", flag="--spice", kind="repeated")
+
+    def __post_init__(self) -> None:
+        check_values(self)
+
+
+def test_an_option_may_be_given_several_times() -> None:
+    shelf = from_args(Shelf, parse(Shelf, ["--spice", "a=1", "--spice=b"]))
+    assert shelf == Shelf(("a=1", "b"))
+    assert differences(shelf) == ["--spice a=1, b (default none)"]
+    assert to_arguments(shelf) == ["--spice=a=1", "--spice=b"]
+    assert from_args(Shelf, parse(Shelf, [])) == Shelf()

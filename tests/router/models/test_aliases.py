@@ -60,7 +60,7 @@ def test_the_file(tmp_path: Path) -> None:
         'models.short = "/m/short"\n[models.coder]\npath = "/m/coder"\ntool_call_parser = "hermes"\n'
         '[aliases.chat]\nsticky = "user"\nweights = { base = 9, coder = 1, short = 0 }\n'
     )
-    found = read_models_file(path, "base")
+    found = read_models_file(path, ["base"])
     assert found.models == {"short": ModelEntry("/m/short"), "coder": ModelEntry("/m/coder", "hermes")}
     assert found.aliases == {"chat": Alias("chat", {"base": 9.0, "coder": 1.0}, "user")}
 
@@ -70,7 +70,7 @@ def test_the_file(tmp_path: Path) -> None:
     [
         ("models = 3", "models must be a table"),
         ("[model.x]", "model is not known"),
-        ("models.base = '/m'", "models.base is the model of the command line"),
+        ("models.base = '/m'", "models.base is a model of the command line"),
         ("models.x = 3", "models.x must be a table"),
         ("models.x = {}", "models.x.path"),
         ("models.x = {path = '/m', size = 3}", "models.x.size is not known"),
@@ -89,7 +89,7 @@ def test_a_bad_file_is_refused_by_its_entry(tmp_path: Path, text: str, said: str
     path = tmp_path / "models.toml"
     path.write_text(text)
     with pytest.raises(ModelsFileError, match=r"models\.toml") as refused:
-        read_models_file(path, "base")
+        read_models_file(path, ["base"])
     assert said in str(refused.value)
     with pytest.raises(ModelsFileError):
-        read_models_file(tmp_path / "missing.toml", "base")
+        read_models_file(tmp_path / "missing.toml", ["base"])

@@ -11,6 +11,9 @@ import pytest
 
 from octavo.client import AsyncClient
 from octavo.internal.v1 import scheduler_pb2
+from octavo.options import OptionError
+from octavo.process import StartError
+from router.config import RouterConfig
 from router.models.catalogue import Catalogue
 from router.models.watch import ModelsWatch
 from tests.fakes.router_stack import MODEL, Stack, in_loop, model_info, stack, write_text_model
@@ -83,6 +86,41 @@ async def test_each_model_has_its_own_text(tmp_path: Path) -> None:
         assert ready["reasons"] == {MODEL: "", "other": ""}
         metrics = (await made.http.get("/metrics")).text
         assert 'model="other"' in metrics or 'model_name="other"' in metrics
+
+
+@in_loop
+async def test_models_of_the_command_line_are_no_files_business(tmp_path: Path, coder_dir: Path) -> None:
+    file = tmp_path / "models.toml"
+    file.write_text(f"[aliases.chat]\nweights = {{ {MODEL} = 1, coder = 1 }}\n")
+    async with stack(
+        write_text_model(tmp_path / "first"), models=str(file), further_models=(f"coder={coder_dir}",)
+    ) as made:
+        made.say("ok")
+        await offer(made, ("coder", coder_dir))
+        assert (await ask(made, model="coder"))["model"] == "coder"
+        assert list(made.router.front.catalogue.aliases) == ["chat"]
+    file.write_text(f"models.coder = '{coder_dir}'\n")
+    with pytest.raises(StartError, match=r"models\.coder is a model of the command line"):
+        async with stack(
+            write_text_model(tmp_path / "again"), models=str(file), further_models=(f"coder={coder_dir}",)
+        ):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("coder",), "--model coder: is not NAME=MODEL"),
+        (("=/m",), "is not NAME=MODEL"),
+        (("a=/m", "a=/n"), "--model a=/n: a is another model's name too"),
+        (("base=/m",), "--model base=/m: base is another model's name too"),
+    ],
+)
+def test_further_models_are_named(words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        RouterConfig(model="/models/base", further_models=words)
+    found = RouterConfig(model="/models/base", further_models=("a=/m", "b=hub/n=x"))
+    assert found.further_sources == {"a": "/m", "b": "hub/n=x"}
 
 
 @in_loop
