@@ -27,7 +27,7 @@ async def likeliest(events: AsyncGenerator[Event, None], params: SamplingParams)
     order = sorted(answer.ends, key=lambda index: (-_score(answer.texts[index]), index))
     for number, index in enumerate(order[: params.n]):
         text = answer.texts[index]
-        yield replace(text, index=number, logprobs=text.logprobs if params.logprobs is not None else ())
+        yield text._replace(index=number, logprobs=text.logprobs if params.logprobs is not None else ())
         yield replace(answer.ends[index], index=number)
     yield answer.usage
 

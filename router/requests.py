@@ -86,14 +86,13 @@ class TokenInfo(NamedTuple):
         return self.raw.decode("utf-8", "replace")
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
+class TextDelta(NamedTuple):
     """More text of one choice, and the tokens behind it from position `start_index` of the output.
 
     A chat's answer may also gain thinking and tool calls; `text` is its content alone.
     """
 
-    index: int
+    index: int  # type: ignore[assignment]  # which tuple.index gives way to
     text: str
     start_index: int
     token_ids: tuple[int, ...]
