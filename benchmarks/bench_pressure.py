@@ -34,7 +34,7 @@ from kernels.select import open_backend
 from octavo import Client
 from octavo.internal.v1 import types_pb2
 from octavo.machine import collect_machine, usable_cpus
-from octavo.memory import resolve_dtype
+from octavo.precision import resolve_dtype
 from octavo.sources import resolve
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode
 from tests.worker.harness import RunnerShape, build_runner

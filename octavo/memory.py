@@ -12,15 +12,8 @@ from typing import Any
 
 from octavo.machine import MachineFacts
 from octavo.model_families import FAMILIES, Family, architecture_of, completed, longest_context, rope_parameters
+from octavo.precision import DTYPE_BYTES, KV_DTYPE_BYTES
 from octavo.sharding import DividedSizes, share_of
-
-DTYPE_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
-
-KV_DTYPE_BYTES: Mapping[str, int] = {**DTYPE_BYTES, "fp8_e4m3": 1}
-"""Bytes of a cached number; a KV cache may be narrower than what is computed."""
-
-BF16_INSTRUCTIONS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
-"""CPU flags (x86, x86, ARM) of which any one means that bf16 products run in hardware."""
 
 RUNTIME_BYTES = 300 * 2**20
 """Resident bytes of a worker beside its model: Python, torch, grpc, ZeroMQ, the tokenizer; measured."""
@@ -32,6 +25,14 @@ DEFAULT_TOKENS_PER_SEQUENCE = 1024
 """Context that the default KV pool allows each of `max_num_seqs` sequences at once."""
 
 _LOGIT_COPIES = 4  # raw, processed, their log-softmax or noise, and the sort order of top-k and top-p
+
+
+@dataclass(frozen=True)
+class QuantizedPart:
+    """The share of the layers' matrices whose weights stay quantized, and the bytes of one such weight with scales."""
+
+    share: float
+    item_bytes: float
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class ModelShape:
     rope_position_items: int
     # Ranks that hold the model together; each has `vocab_size` rows of the tables, and rank 0 gathers all logits.
     num_ranks: int = 1
+    # None where kernels take floats: then quantized weights are dequantized.
+    quantized: QuantizedPart | None = None
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelShape:
@@ -101,10 +104,14 @@ class ModelShape:
     @property
     def num_parameters(self) -> int:
         """Weights and biases of embedding, layers, norms and, unless tied, the output head."""
-        attention = 2 * self.hidden_size * self.head_dim * (self.num_heads + self.num_kv_heads)
-        mlp = 3 * self.hidden_size * self.intermediate_size
         tables = (1 if self.tied_embeddings else 2) * self.vocab_size * self.hidden_size
-        return self.num_layers * (attention + mlp + self.layer_vector_items) + self.hidden_size + tables
+        return self.num_matrix_weights + self.num_layers * self.layer_vector_items + self.hidden_size + tables
+
+    @property
+    def num_matrix_weights(self) -> int:
+        """Of the layers' matrices."""
+        attention = 2 * self.hidden_size * self.head_dim * (self.num_heads + self.num_kv_heads)
+        return self.num_layers * (attention + 3 * self.hidden_size * self.intermediate_size)
 
     def kv_block_bytes(self, block_size: int, dtype: str) -> int:
         """Bytes of one block over all layers: keys and values of `block_size` tokens."""
@@ -119,10 +126,15 @@ class ModelShape:
         """Most bytes of the weights as the worker holds them; rotary tables not counted.
 
         A tied output head is counted twice: the matrix product wants its own packed layout, while the
-        embedding is read row by row. A float32 model whose matrices all fit 16 bits takes half for those.
+        embedding is read row by row. A float32 model whose matrices all fit 16 bits takes half for those. Quantized
+        matrices are multiplied as they are by 16-bit activations alone.
         """
         tied = self.vocab_size * self.hidden_size if self.tied_embeddings else 0
-        return (self.num_parameters + tied) * DTYPE_BYTES[dtype]
+        item_bytes = DTYPE_BYTES[dtype]
+        saved = 0.0
+        if self.quantized is not None and item_bytes == 2:
+            saved = self.num_matrix_weights * self.quantized.share * (item_bytes - self.quantized.item_bytes)
+        return (self.num_parameters + tied) * item_bytes - int(saved)
 
     @property
     def grammar_bytes(self) -> int:
@@ -277,29 +289,3 @@ def predict_ranks(
     each = [replace(memory, kv_bytes=num_blocks * pool.block_bytes) for memory, pool in found]
     largest = max((pool for _, pool in found), key=lambda pool: pool.block_bytes)
     return sum(each[1:], each[0]), replace(largest, num_blocks=num_blocks)
-
-
-def resolve_dtype(requested: str, checkpoint_dtype: str | None, cpu_flags: frozenset[str] | None) -> str:
-    """The precision to compute in: what was asked, else the checkpoint's.
-
-    A quantized checkpoint has none (None): then bfloat16 on a GPU, for which `cpu_flags` is None, and where the CPU
-    has instructions for it; else float32.
-    """
-    return _choose_dtype(requested, checkpoint_dtype, cpu_flags)[0]
-
-
-def dtype_reason(requested: str, checkpoint_dtype: str | None, cpu_flags: frozenset[str] | None) -> str:
-    """Why `resolve_dtype` chose what it chose."""
-    return _choose_dtype(requested, checkpoint_dtype, cpu_flags)[1]
-
-
-def _choose_dtype(requested: str, checkpoint_dtype: str | None, cpu_flags: frozenset[str] | None) -> tuple[str, str]:
-    if requested != "auto":
-        return requested, "as given"
-    if checkpoint_dtype is not None:
-        return checkpoint_dtype, "the checkpoint's"
-    if cpu_flags is None:
-        return "bfloat16", "the checkpoint is quantized, and this is a GPU"
-    if cpu_flags & BF16_INSTRUCTIONS:
-        return "bfloat16", "the checkpoint is quantized, and this CPU has bf16 instructions"
-    return "float32", "the checkpoint is quantized, and this CPU has no bf16 instructions"

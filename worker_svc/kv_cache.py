@@ -167,7 +167,9 @@ def _card_remedy(pool: KvPool, card: CardMemory, room: int, is_share_short: bool
     return f"free memory of the card, {smaller}, or divide the model with --tensor-parallel-size"
 
 
-def memory_table(memory: WorkerMemory, shape: ModelShape, dtype: str, config: WorkerConfig) -> str:
+def memory_table(
+    memory: WorkerMemory, shape: ModelShape, dtype: str, config: WorkerConfig, kept_weights: str = ""
+) -> str:
     """The account of memory that the log shows at start, one line a purpose, and what it allows."""
     pool = memory.pool
     longest = min(shape.max_model_len, pool.num_tokens)
@@ -177,7 +179,7 @@ def memory_table(memory: WorkerMemory, shape: ModelShape, dtype: str, config: Wo
         wide = pool.num_bytes // shape.kv_block_bytes(pool.block_size, dtype) * pool.block_size
         gain = f"; in {config.kv_cache_dtype}, {pool.num_tokens - wide} tokens more than in {dtype}"
     rows = [
-        ("weights", memory.weight_bytes, f"{millions} in {dtype}"),
+        ("weights", memory.weight_bytes, f"{millions} in {kept_weights or dtype}"),
         (
             "KV cache",
             pool.num_bytes,

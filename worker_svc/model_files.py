@@ -13,8 +13,9 @@ import torch
 from tokenizers import Tokenizer
 
 from octavo.machine import collect_machine
-from octavo.memory import ModelShape, dtype_reason, resolve_dtype
+from octavo.memory import ModelShape
 from octavo.model_families import ModelConfigError
+from octavo.precision import dtype_reason, resolve_dtype
 from octavo.process import StartError
 from octavo.sharding import ShardingError
 from octavo.sources import ModelSource, end_token_ids, resolve, tokenizer_hash, vocabulary_facts

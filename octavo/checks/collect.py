@@ -9,17 +9,22 @@ import importlib.metadata
 import importlib.util
 import json
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from octavo.checks.types import Facts, KernelFacts, ModelFacts, PackageFacts, PortFacts
 from octavo.gpus import CardFacts, collect_gpus
 from octavo.machine import MachineFacts, collect_machine
-from octavo.memory import DTYPE_BYTES, KvRequest, ModelShape, predict_ranks, resolve_dtype
+from octavo.memory import KvRequest, ModelShape, QuantizedPart, predict_ranks
 from octavo.ports import port_in_use, port_owner
+from octavo.precision import DTYPE_BYTES, resolve_dtype
 from octavo.sharding import ShardingError
 from octavo.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from octavo.sources import ModelSource
 
 _DISTRIBUTION = "octavo"
 _KERNELS_FOLDER = "cpu"
@@ -160,7 +165,10 @@ def model_facts(request: ModelRequest, machine: MachineFacts, *, on_gpu: bool = 
     try:
         config = json.loads(config_path.read_text(encoding="utf-8"))
         shape = ModelShape.from_config(config)
-    except (KeyError, TypeError, ValueError) as error:
+        part = None if source.is_gguf else _quantized_part(source, config, shape)
+        if on_gpu:
+            shape = replace(shape, quantized=part)
+    except (KeyError, TypeError, ValueError, SourceError) as error:
         return _unread(request, directory, None, (f"{config_path}: not a model that can be served: {_said(error)}",))
     stored = None if source.is_gguf else config.get("dtype") or config.get("torch_dtype") or "float32"
     dtype = resolve_dtype(
@@ -200,6 +208,20 @@ def _read(request: ModelRequest, directory: str, shape: ModelShape, dtype: str, 
         num_local_ranks=request.num_local_ranks,
         divided_sizes=shape.divided_sizes,
     )
+
+
+def _quantized_part(source: ModelSource, config: Mapping[str, Any], shape: ModelShape) -> QuantizedPart | None:
+    """What a GPU keeps quantized; None where that is nothing. Raises SourceError for a method that is not read."""
+    from octavo.sources.kept_matrices import kept_matrices
+    from octavo.sources.quantization_config import parse_quantization
+
+    quantization = parse_quantization(config)
+    if quantization is None:
+        return None
+    kept = kept_matrices(source, quantization)
+    if kept.num_weights == 0:
+        return None
+    return QuantizedPart(min(1.0, kept.num_weights / shape.num_matrix_weights), kept.num_bytes / kept.num_weights)
 
 
 def _unread(request: ModelRequest, directory: str | None, missing: str | None, problems: Sequence[str]) -> ModelFacts:

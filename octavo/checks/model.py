@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from octavo.checks.types import Check, Facts, Finding, Severity
-from octavo.memory import BF16_INSTRUCTIONS
+from octavo.precision import BF16_INSTRUCTIONS
 
 _SHOWN_PROBLEMS = 5
 

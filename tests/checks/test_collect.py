@@ -94,6 +94,13 @@ def test_a_config_without_a_needed_field_names_it(tmp_path: Path) -> None:
     assert "num_hidden_layers" in problem
 
 
+def test_a_quantization_that_is_not_read_is_named_before_anything_loads(tmp_path: Path) -> None:
+    config = {**CONFIG, "quantization_config": {"quant_method": "bitsandbytes"}}
+    facts = model_facts(request(str(write_model(tmp_path / "m", config))), collect_machine())
+    (problem,) = facts.file_problems
+    assert "quant_method 'bitsandbytes' is not supported; supported: awq" in problem
+
+
 def test_an_architecture_that_is_not_supported_is_named_before_anything_loads(tmp_path: Path) -> None:
     config = {**CONFIG, "architectures": ["T5Model"]}
     facts = model_facts(request(str(write_model(tmp_path / "m", config))), collect_machine())

@@ -9,16 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.memory import (
-    DEFAULT_TOKENS_PER_SEQUENCE,
-    RUNTIME_BYTES,
-    KvRequest,
-    ModelShape,
-    dtype_reason,
-    predict,
-    resolve_dtype,
-    size_kv_pool,
-)
+from octavo.memory import DEFAULT_TOKENS_PER_SEQUENCE, RUNTIME_BYTES, KvRequest, ModelShape, predict, size_kv_pool
+from octavo.precision import dtype_reason, resolve_dtype
 
 GIB = 2**30
 SMOL = ModelShape.from_config(

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from kernels.quantized import GroupedWeight, stack
 from kernels.reference.quantized import dequantize, quantize_grouped, quantize_scaled
-from octavo.sources import ModelSource, Origin
+from octavo.sources import ModelSource, Origin, SourceError
+from octavo.sources.quantization_config import parse_quantization
 from tests.weights import tiny_checkpoints
 from tests.weights.quantized_layouts import GROUP, LAYOUTS, awq, compressed, quantized
 from worker_svc.weights import ExpectedTensor, Part, Weights, WeightsError, open_checkpoint
-from worker_svc.weights.quantization_config import parse_quantization
 from worker_svc.weights.quantized_checkpoint import QuantizedCheckpoint
 
 
@@ -150,7 +150,7 @@ def test_matrices_of_different_kinds_are_not_stacked() -> None:
     ],
 )
 def test_f60_others_are_refused_with_the_list_of_what_is_read(fields: Mapping[str, Any], what: str) -> None:
-    with pytest.raises(WeightsError, match=rf"{what}.* supported: awq .*gptq .*fp8 .*compressed-tensors"):
+    with pytest.raises(SourceError, match=rf"{what}.* supported: awq .*gptq .*fp8 .*compressed-tensors"):
         parse_quantization({"quantization_config": fields})
 
 

@@ -14,9 +14,9 @@ import torch
 
 from kernels.quantized import QuantizedWeight
 from octavo.sources.model_source import ModelSource, SourceError
+from octavo.sources.quantization_config import QuantizationConfig, parse_quantization
 from worker_svc.weights.checkpoint import Checkpoint, ExpectedTensor, TensorSpec, WeightsError
 from worker_svc.weights.gguf_cache import gguf_weights_file
-from worker_svc.weights.quantization_config import QuantizationConfig, parse_quantization
 from worker_svc.weights.quantized_checkpoint import QuantizedCheckpoint
 from worker_svc.weights.safetensors_checkpoint import SafetensorsCheckpoint
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from kernels.quantized import GroupedWeight, QuantizedWeight, ScaledWeight
 from kernels.reference.quantized import dequantize
+from octavo.sources.quantization_config import QuantizationConfig
 from worker_svc.weights.checkpoint import Checkpoint, TensorSpec, WeightsError
-from worker_svc.weights.quantization_config import QuantizationConfig
 
 # Where AWQ puts eight neighbouring columns: the nibble from the lowest on.
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)

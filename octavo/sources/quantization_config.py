@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from worker_svc.weights.checkpoint import WeightsError
+from octavo.sources.model_source import SourceError
 
 SUPPORTED = (
     "awq (4 bits, version gemm)",
@@ -24,7 +24,7 @@ class QuantizationConfig:
 
     # awq, gptq, fp8 or compressed-tensors.
     method: str
-    # Of packed codes; of compressed-tensors, by the number of bits that each layer's shapes say.
+    # Of packed codes; None for compressed-tensors of both numbers, where each layer's shapes say it.
     bits: int | None = None
     # GPTQ's first format stores zero points less one.
     zero_offset: int = 0
@@ -37,7 +37,7 @@ class QuantizationConfig:
 def parse_quantization(config: Mapping[str, Any]) -> QuantizationConfig | None:
     """From the fields of a config.json; None for plain weights.
 
-    Raises WeightsError for a method, or a kind of one, that is not read, with the list of those that are.
+    Raises SourceError for a method, or a kind of one, that is not read, with the list of those that are.
     """
     fields = config.get("quantization_config")
     if not fields:
@@ -74,18 +74,21 @@ def _fp8(fields: Mapping[str, Any]) -> QuantizationConfig:
 
 def _compressed(fields: Mapping[str, Any]) -> QuantizationConfig:
     groups = list((fields.get("config_groups") or {}).values())
-    blocks = set()
+    blocks, bits = set(), set()
     for group in groups:
         weights = group.get("weights") or {}
         layout = group.get("format") or fields.get("format")
         if layout not in _COMPRESSED_FORMATS or weights.get("num_bits") not in (4, 8):
             raise _refusal(f"compressed-tensors of format {layout} with {weights.get('num_bits')} bits")
         blocks.add(_block(weights.get("block_structure")))
+        bits.add(int(weights["num_bits"]))
     if len(blocks) > 1:
         raise _refusal("compressed-tensors with groups of different block_structure")
     if (fields.get("sparsity_config") or {}).get("format", "dense") != "dense":
         raise _refusal("compressed-tensors with sparse weights")
-    return QuantizationConfig("compressed-tensors", block=blocks.pop() if blocks else None)
+    return QuantizationConfig(
+        "compressed-tensors", bits.pop() if len(bits) == 1 else None, block=blocks.pop() if blocks else None
+    )
 
 
 def _group_size(fields: Mapping[str, Any], other_name: str = "group_size") -> int | None:
@@ -108,5 +111,5 @@ def _block(value: Any) -> tuple[int, int] | None:
     return rows, columns
 
 
-def _refusal(what: str) -> WeightsError:
-    return WeightsError(f"config.json: quantization_config: {what} is not supported; supported: {', '.join(SUPPORTED)}")
+def _refusal(what: str) -> SourceError:
+    return SourceError(f"config.json: quantization_config: {what} is not supported; supported: {', '.join(SUPPORTED)}")
