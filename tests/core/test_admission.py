@@ -142,6 +142,22 @@ def test_a_group_is_accepted_or_refused_as_one() -> None:
     assert refusal(house, [1], group_id="h", group_size=2).reason is RefusalReason.QUEUE_FULL
 
 
+def test_a_late_member_of_a_group_is_let_in_and_takes_one_place() -> None:
+    house = House(CoreLimits(max_waiting=3))
+    house.attach(spec())
+    member: dict[str, Any] = {"group_id": "g", "group_size": 3}
+    house.submit([1], max_tokens=1, **member)
+    house.drain()  # its places are given up: who knows whether the others come
+    house.submit([9])
+    house.submit([9])
+    house.submit([1], **member)
+    places = house.scheduler.room.group_places
+    assert (house.scheduler.room.num_waiting, places.total.num_sequences) == (3, 0)
+    refusal(house, [9])
+    house.submit([1], **member)  # the first was accepted on behalf of all three
+    assert refusal(house, [1], **member).reason is RefusalReason.QUEUE_FULL
+
+
 def test_places_of_a_group_count_for_its_tenant_and_in_tokens() -> None:
     house = House(CoreLimits(max_waiting_per_tenant=3, max_waiting_tokens=20))
     house.attach(spec())
