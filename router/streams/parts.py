@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from router.streams.types import NewPromptLogprobs, NewTokens, Output, PromptDelta, ReceiptParts, Scheduled
+from router.streams.types import (
+    NewPromptLogprobs,
+    NewTokens,
+    Output,
+    PromptDelta,
+    ReceiptParts,
+    Scheduled,
+    TokenDelta,
+)
 
 
 class ProgressWatch:
@@ -72,6 +80,33 @@ class PromptGate:
             outputs += self._held
             self._held = []
         return outputs
+
+
+class Overtaking:
+    """Deltas of the replica that an attempt goes on at, which came before the last ones of the one it was taken off.
+
+    Tokens of one replica keep their order, so without a preemption what is ahead tells of a loss.
+    """
+
+    def __init__(self) -> None:
+        self.is_possible = False
+        """Whether the attempt was preempted."""
+        self._ahead: list[TokenDelta] = []
+
+    def keep(self, delta: TokenDelta) -> None:
+        """A delta came too early."""
+        self._ahead.append(delta)
+        self._ahead.sort(key=lambda each: each.position)
+
+    def next(self, num_held_tokens: int) -> TokenDelta | None:
+        """The first that nothing is missing before any more; it is kept no longer."""
+        if self._ahead and self._ahead[0].position <= num_held_tokens:
+            return self._ahead.pop(0)
+        return None
+
+    def clear(self) -> None:
+        """Another attempt begins."""
+        self.is_possible, self._ahead = False, []
 
 
 def add_placement(receipt: ReceiptParts, event: Scheduled) -> ReceiptParts:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from router.errors import ErrorKind
 from router.streams.held import HeldAnswer
-from router.streams.parts import ProgressWatch, add_placement
+from router.streams.parts import Overtaking, ProgressWatch, add_placement
 from router.streams.phases import TRANSITIONS, IllegalMove, Move, Phase
 from router.streams.types import (
     AttemptEnded,
@@ -60,6 +60,7 @@ class Stream:
         self.receipt = ReceiptParts()
         self._held = HeldAnswer(spec)
         self._progress = ProgressWatch(LOSS_GRACE_S)
+        self._overtaking = Overtaking()
         self._held_at_attempt = (0, 0)
         self._fruitless_attempts = 0
         self._crash_group_sizes: tuple[int, ...] = ()
@@ -107,11 +108,14 @@ class Stream:
         match item:
             case TokenDelta():
                 self._on_tokens(item, now)
+                while (overtaken := self._overtaking.next(len(self._held.token_ids))) is not None:
+                    self._on_tokens(overtaken, now)
             case PromptDelta():
                 self._on_prompt(item, now)
             case Scheduled():
                 self._on_scheduled(item)
             case Preempted():
+                self._overtaking.is_possible = True
                 self.receipt = replace(self.receipt, num_preemptions=self.receipt.num_preemptions + 1)
             case Queued():
                 self._outputs.append(QueueMoved(item.position, item.eta_s))
@@ -174,7 +178,12 @@ class Stream:
 
     def _on_tokens(self, delta: TokenDelta, now: float) -> None:
         if self._held.misses_before(delta):
-            self._lose(now)
+            if not self._overtaking.is_possible or delta.position <= len(self._held.token_ids):
+                self._lose(now)
+                return
+            self._overtaking.keep(delta)
+            self._progress.told(delta.position)
+            self._watch_progress(now)
             return
         fresh = self._held.add(delta)
         if fresh is not None:
@@ -307,6 +316,7 @@ class Stream:
         self._held.forget_told()
         self._settle_at = self._retry_at = None
         self._progress.clear()
+        self._overtaking.clear()
         self._placed = self._call_over = False
         self._submit()
 
