@@ -1,4 +1,4 @@
-"""HTTP around the OpenAI shapes: bounded bodies, JSON errors, server-sent events, and noticing a client that left.
+"""HTTP around the OpenAI shapes: bounded bodies, JSON errors, request ids, and noticing a client that left.
 
 Knows ASGI; knows nothing of what is asked or answered.
 """
@@ -10,7 +10,7 @@ import contextlib
 import json
 import math
 import secrets
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -20,14 +20,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.tracing import HEADER
 from router.errors import Cancelled, Exhausted, InternalError, InvalidRequest, RequestTooLarge, RouterError
-from router.openai.shapes import Json, error_json
+from router.openai.shapes import error_json
 from router.requests import clean_request_id
 from router.traces import INCOMING
 
 T = TypeVar("T")
-
-COMMENT_INTERVAL_S = 10.0
-"""Silence after which a comment line is sent, so that proxies keep an idle stream open."""
 
 MOST_DISCARDED_BYTES = 128 * 2**20
 LONGEST_DISCARD_S = 20.0
@@ -36,6 +33,7 @@ LONGEST_DISCARD_S = 20.0
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _REQUEST_ID_HEADER = "x-request-id"
 _SCOPE_KEY = "octavo.request_id"
+_SEND_KEY = "octavo.send"
 _IGNORED_HEADER = "x-octavo-ignored-fields"
 _IGNORED_KEY = "octavo.ignored_fields"
 
@@ -137,77 +135,6 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-class EventStream(Response):
-    """Server-sent events. An error before the first one is an HTTP error; a later one is an event of its own."""
-
-    def __init__(
-        self,
-        chunks: contextlib.AbstractAsyncContextManager[AsyncIterator[Json]],
-        on_error: Callable[[RouterError], None] = lambda error: None,
-        comment_interval_s: float = COMMENT_INTERVAL_S,
-    ) -> None:
-        """`on_error` is told of an error before it is written."""
-        self._chunks = chunks
-        self._comment_interval_s = comment_interval_s
-        self._on_error = on_error
-        self.background = None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with contextlib.suppress(Cancelled):
-            await unless_gone(receive, self._run(scope, receive, send))
-
-    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writer = _EventWriter(send)
-        comments = asyncio.create_task(writer.comment_in_silence(self._comment_interval_s))
-        try:
-            async with self._chunks as chunks:
-                async for chunk in chunks:
-                    await writer.write(f"data: {dump(chunk)}\n\n")
-        except RouterError as error:
-            self._on_error(error)
-            if not writer.started:
-                await error_response(error)(scope, receive, send)
-                return
-            await writer.write(f"data: {dump(error_json(error))}\n\n")
-        finally:
-            comments.cancel()
-        await writer.finish("data: [DONE]\n\n")
-
-
-class _EventWriter:
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self._wrote = False
-        self._follows_comment = False
-        self.started = False
-
-    async def write(self, text: str, *, more: bool = True) -> None:
-        self._wrote = True
-        if self._follows_comment:
-            # Readers that strip what they read have lost the comment's end, and would take the event for a part of it;
-            # vLLM's benchmark client is one.
-            self._follows_comment, text = False, f":\n\n{text}"
-        await self._start()
-        await self._send({"type": "http.response.body", "body": text.encode(), "more_body": more})
-
-    async def finish(self, text: str) -> None:
-        await self.write(text, more=False)
-
-    async def comment_in_silence(self, interval_s: float) -> None:
-        while True:
-            await asyncio.sleep(interval_s)
-            if not self._wrote:
-                await self.write(": waiting\n\n")
-                self._follows_comment = True
-            self._wrote = False
-
-    async def _start(self) -> None:
-        if not self.started:
-            self.started = True
-            headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-
-
 def dump(value: Mapping[str, Any]) -> str:
     """Compact JSON; text stays as it is."""
     return _ENCODER.encode(value)
@@ -246,6 +173,7 @@ class RequestIds:
         given = clean_request_id(Headers(scope=scope).get(_REQUEST_ID_HEADER, ""))
         scope[_SCOPE_KEY] = given or secrets.token_hex(12)
         INCOMING.set(Headers(scope=scope).get(HEADER, ""))
+        scope[_SEND_KEY] = send
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -257,6 +185,12 @@ class RequestIds:
             await send(message)
 
         await self._app(scope, receive, send_with_id)
+
+
+def body_sender(scope: Scope, send: Send) -> Send:
+    """What sends a body by the shortest way: the middleware inside of `RequestIds` looks at a response's head alone."""
+    direct: Send = scope.get(_SEND_KEY, send)
+    return direct
 
 
 class HeadAsGet:

@@ -8,7 +8,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-from router.openai.transport import EventStream
+from router.openai.event_stream import EventStream, as_event
 from tests.fakes.router_stack import in_loop
 
 
@@ -66,7 +66,8 @@ async def test_no_event_is_lost_behind_a_comment() -> None:
 
         yield run()
 
-    await EventStream(chunks(), comment_interval_s=0.001)({"type": "http"}, connection.receive, connection.send)
+    stream = EventStream(chunks(), lambda chunk: [as_event(json.dumps(chunk))], comment_interval_s=0.001)
+    await stream({"type": "http"}, connection.receive, connection.send)
     assert any(piece == b": waiting\n\n" for piece in connection.pieces)
     for read in (read_whole, read_stripping):
         *events, last = read(connection.pieces)
