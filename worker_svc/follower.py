@@ -17,6 +17,7 @@ from octavo.logs import setup_logging
 from octavo.phases import Phases
 from octavo.process import Shutdown, StartError, say_last_words
 from worker_svc.config import WorkerConfig
+from worker_svc.lean_torch import import_torch
 from worker_svc.parallel.links import OrderReceiver, connect
 from worker_svc.parallel.place import RankPlace
 from worker_svc.process_memory import keep_freed_memory
@@ -46,6 +47,7 @@ def follow(config: WorkerConfig, place: RankPlace) -> NoReturn:
     gc.disable()
     phases = Phases()
     with phases.phase("import"):
+        import_torch()
         from worker_svc.loading import load
         from worker_svc.parallel.rendezvous import Rendezvous
     with phases.phase("ranks"):

@@ -25,6 +25,7 @@ from octavo.tracing import make_tracer
 from worker_svc.attach import Inbox, SchedulerLink, Stop
 from worker_svc.config import WorkerConfig
 from worker_svc.follower import follow
+from worker_svc.lean_torch import import_torch
 from worker_svc.metrics import WorkerMetrics
 from worker_svc.observers import Observer
 from worker_svc.parallel.place import launched_place
@@ -137,6 +138,7 @@ def _loader(config: WorkerConfig, replica: Replica) -> Callable[[WorkerConfig, P
         from worker_svc.simulated import load_simulation
 
         return load_simulation
+    import_torch()
     from worker_svc.loading import load
 
     return lambda config, phases: load(config, phases, replica.join(phases))

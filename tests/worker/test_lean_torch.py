@@ -1,0 +1,41 @@
+"""What the worker leaves out of torch is left out, can be had later, and changes nothing that the kernels compute."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from kernels.cpu import unavailable_reason
+from octavo.phases import Phases
+from worker_svc.config import WorkerConfig
+from worker_svc.loading import load
+
+_PROGRAM = """
+import sys
+from worker_svc.lean_torch import import_torch
+import_torch()
+from octavo.phases import Phases
+from worker_svc.config import WorkerConfig
+from worker_svc.loading import load
+for kernels in sys.argv[2:]:
+    config = WorkerConfig(model=sys.argv[1], kernels=kernels, num_kv_blocks=8, num_threads=1)
+    print(load(config, Phases()).hello.model.numerics)
+print("torch._decomp.decompositions" in sys.modules, "torch._meta_registrations" in sys.modules)
+import torch
+import torch._meta_registrations
+print(tuple(torch.linalg.inv(torch.empty(3, 3, device="meta")).shape))  # a tensor without numbers
+"""
+
+
+def test_a_worker_that_leaves_torchs_compiler_out_is_the_same_worker(tiny_directory: Path) -> None:
+    kernels = ["reference"] if unavailable_reason() else ["reference", "cpu"]
+    command = [sys.executable, "-c", _PROGRAM, str(tiny_directory), *kernels]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    model = str(tiny_directory)
+    expected = [
+        load(WorkerConfig(model=model, kernels=name, num_kv_blocks=8, num_threads=1), Phases()).hello.model.numerics
+        for name in kernels
+    ]
+    assert done.stdout.split("\n") == [*expected, "False False", "(3, 3)", ""]
