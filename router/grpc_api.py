@@ -30,13 +30,8 @@ from router.echo import with_prompt
 from router.errors import Exhausted, InternalError, InvalidRequest, RouterError
 from router.front import FrontDoor
 from router.grpc_reading import read_chat, read_generate, read_tokenize
-from router.grpc_wire import (
-    StreamResponse,
-    UnaryResponse,
-    field_of,
-    write_answer,
-    write_event,
-)
+from router.grpc_stream import MessageResponses, ResponsesFactory, serialize
+from router.grpc_wire import StreamResponse, UnaryResponse, field_of, write_answer
 from router.metrics import RouterMetrics
 from router.prepared import Prepared
 from router.requests import AnswerBuilder, Event, GenerationRequest, clean_request_id
@@ -51,7 +46,6 @@ ACCEPTED_PING_INTERVAL_S = 5
 _ID_KEY = "x-request-id"
 
 Read = Callable[[float | None, str], GenerationRequest]
-_Stream = TypeVar("_Stream", bound=StreamResponse)
 _Unary = TypeVar("_Unary", bound=UnaryResponse)
 
 
@@ -88,11 +82,15 @@ async def set_health(health: HealthServicer, *, serving: bool) -> None:
 
 
 class _Readable(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Bytes that are no message are the client's mistake, for every method."""
+    """Bytes that are no message are the client's mistake, for every method; bytes that go out may be bytes before."""
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Handler]], details: Any) -> Handler:
         handler = await continuation(details)
-        return None if handler is None else readable(handler, self._refuse)
+        if handler is None:
+            return None
+        if handler.response_streaming and details.method.startswith(f"/{SERVICE_NAME}/"):
+            handler = handler._replace(response_serializer=serialize)
+        return readable(handler, self._refuse)
 
     async def _refuse(self, context: Context) -> None:
         await abort(context, InvalidRequest("request", "request: its bytes are no message of this method"))
@@ -101,8 +99,10 @@ class _Readable(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 class InferenceServicer(pb_grpc.InferenceServiceServicer):
     """One method a call; each ends with a status of the closed set."""
 
-    def __init__(self, front: FrontDoor) -> None:
+    def __init__(self, front: FrontDoor, responses: ResponsesFactory = MessageResponses) -> None:
+        """`responses` makes what is written to a stream's context."""
         self._front = front
+        self._responses = responses
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:  # type: ignore[override]
         await self._stream(lambda *more: read_generate(request, *more), pb.GenerateResponse, context)
@@ -145,7 +145,7 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
             )
         raise AssertionError("a call ends inside the block")
 
-    async def _stream(self, read: Read, response_type: type[_Stream], context: Context) -> None:
+    async def _stream(self, read: Read, response_type: type[StreamResponse], context: Context) -> None:
         async with _statuses(context, self._front.metrics):
             prepared = await self._prepare(read, context)
             if prepared.params.best_of > prepared.params.n:
@@ -154,10 +154,10 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
                     f"best_of {prepared.params.best_of} must equal n in a streaming call: which is best is known at "
                     "the end only; use the unary call",
                 )
+            responses = self._responses(response_type, prepared)
             async with self._answer(prepared) as events:
                 async for event in events:
-                    response = response_type(request_id=prepared.shown_id, model=prepared.options.model)
-                    await context.write(write_event(response, event))
+                    await context.write(responses.of(event))
 
     async def _unary(self, read: Read, response_type: type[_Unary], context: Context) -> _Unary:
         async with _statuses(context, self._front.metrics):
