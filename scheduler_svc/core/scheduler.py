@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from scheduler_svc.core import told
 from scheduler_svc.core.admission import Admissions
 from scheduler_svc.core.advice import Advisor
 from scheduler_svc.core.fleet import Fleet
@@ -23,7 +24,6 @@ from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.reports import explanation, replica_statistics
 from scheduler_svc.core.sequence import Move, Sequence, State
 from scheduler_svc.core.statistics import Statistics
-from scheduler_svc.core.step import StepDraft
 from scheduler_svc.core.types import (
     Ended,
     EndReason,
@@ -31,13 +31,11 @@ from scheduler_svc.core.types import (
     Finished,
     FinishReason,
     IllegalTransition,
-    Preempted,
     Progress,
     Refused,
     ReplicaLost,
     ReplicaSpec,
     Request,
-    Scheduled,
     Ticked,
 )
 
@@ -142,7 +140,9 @@ class Scheduler:
         events: list[Event] = []
         for sequence in ended:
             num_rows = len(suspects) if sequence in suspects else 0
-            events.append(self._ended(sequence, EndReason.REPLICA_LOST, now, ReplicaLost(replica_id, num_rows)))
+            events.append(
+                told.ended(self.ledger, sequence, EndReason.REPLICA_LOST, now, ReplicaLost(replica_id, num_rows))
+            )
         return events
 
     def drain(self, replica_id: int, now: int) -> list[Event]:
@@ -185,7 +185,7 @@ class Scheduler:
             limit = draft.token_limit
         if plan is not None:
             replica.counters.limits[limit] += 1
-        return Planned(plan, [*expired, *self._plan_events(replica, draft, now)], limit)
+        return Planned(plan, [*expired, *told.of_step(self.ledger, replica, draft, now)], limit)
 
     def complete(self, replica_id: int, result: StepResult, now: int) -> list[Event]:
         """Takes the answer to the replica's oldest unanswered plan. Call `plan` for it afterwards.
@@ -193,8 +193,10 @@ class Scheduler:
         Raises ResultMismatch, changing nothing, for anything else: the replica disagrees and must be detached.
         """
         answer = self.fleet.replica(replica_id).complete(result)
-        events: list[Event] = [self._ended(sequence, EndReason.UNDELIVERED, now) for sequence in answer.undelivered]
-        events += [self._finished(sequence, reason, now) for sequence, reason in answer.finished]
+        events: list[Event] = [
+            told.ended(self.ledger, sequence, EndReason.UNDELIVERED, now) for sequence in answer.undelivered
+        ]
+        events += [told.finished(self.ledger, sequence, reason, now) for sequence, reason in answer.finished]
         for sequence in answer.settled:
             self.ledger.enqueue(sequence, now)
         for sequence in answer.advanced:
@@ -262,45 +264,4 @@ class Scheduler:
             sequence.move(Move.END)
         else:
             self._home(sequence).end_early(sequence)
-        return self._ended(sequence, reason, now)
-
-    def _ended(self, sequence: Sequence, reason: EndReason, now: int, lost: ReplicaLost | None = None) -> Ended:
-        self.ledger.close(sequence, now, reason.value)
-        return Ended(sequence.sequence_id, reason, lost)
-
-    def _finished(self, sequence: Sequence, reason: FinishReason, now: int) -> Finished:
-        self.ledger.close(sequence, now, f"finished: {reason.name}")
-        return Finished(sequence.sequence_id, sequence.num_output_tokens, reason)
-
-    def _plan_events(self, replica: Replica, draft: StepDraft, now: int) -> list[Event]:
-        events: list[Event] = [self._finished(sequence, FinishReason.LENGTH, now) for sequence in draft.outgrown]
-        replica_id = replica.spec.replica_id
-        for follower, leader, num_blocks in draft.follows:
-            reason = f"sequence {leader.sequence_id} computes the {num_blocks} blocks that they share"
-            self.ledger.note(follower, Decision(now, "follows", reason, replica_id))
-        for eviction in draft.evictions:
-            sequence, num_blocks = eviction.sequence, eviction.num_blocks
-            sequence.queued_at_ns = now
-            decision = Decision(now, "preempted", f"{eviction.reason}; {eviction.mode.value}", replica_id, num_blocks)
-            self.ledger.note(sequence, decision)
-            self.ledger.charge(sequence)
-            events.append(Preempted(sequence.sequence_id, replica_id, eviction.reason, num_blocks, eviction.mode))
-        replica.counters.num_host_cached_tokens += draft.num_host_tokens
-        for sequence, num_cached in draft.admissions.items():
-            events.append(self._scheduled(replica, sequence, num_cached, now))
-        if draft.admissions:
-            num_tokens = sum(len(sequence.token_ids) for sequence in draft.admissions)
-            self.room.pace(replica.spec.model).note_starts(len(draft.admissions), num_tokens, now)
-            self.ledger.note_if_empty(replica.spec.model)
-        return events
-
-    def _scheduled(self, replica: Replica, sequence: Sequence, num_cached: int, now: int) -> Scheduled:
-        num_again = max(0, sequence.num_lost_tokens - num_cached)
-        replica.counters.num_cached_tokens += num_cached
-        replica.counters.num_recomputed_tokens += num_again
-        self.ledger.charge_start(sequence, num_cached)
-        self.ledger.forget_place(sequence)
-        replica_id, num_blocks = replica.spec.replica_id, len(sequence.block_ids)
-        reason = f"first of those that fit, {len(replica.rows.running)} running with it"
-        self.ledger.note(sequence, Decision(now, "scheduled", reason, replica_id, num_blocks, num_cached, num_again))
-        return Scheduled(sequence.sequence_id, replica_id, num_cached, num_again, now - sequence.queued_at_ns)
+        return told.ended(self.ledger, sequence, reason, now)
