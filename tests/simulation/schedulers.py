@@ -13,7 +13,7 @@ from octavo.internal.v1 import scheduler_pb2 as pb
 from scheduler_svc.core import laws
 from scheduler_svc.core.plan import Planned, StepResult
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.types import CoreLimits, Event, Preempted, ReplicaSpec, Request, Ticked
+from scheduler_svc.core.types import CoreLimits, Event, ReplicaSpec, Request, Ticked
 from scheduler_svc.engine import Engine
 from scheduler_svc.operators import Operators, Unknown
 from scheduler_svc.recorder import Recorder
@@ -25,10 +25,6 @@ from tests.simulation.network import Call, Handler, Network
 
 class CheckedScheduler(Scheduler):
     """The core, which looks after each transition whether its laws hold."""
-
-    def __init__(self, limits: CoreLimits) -> None:
-        super().__init__(limits)
-        self.preempted_stream_keys: set[int] = set()
 
     def submit(self, request: Request, now: int) -> list[Event]:
         return self._checked(super().submit(request, now))
@@ -58,9 +54,6 @@ class CheckedScheduler(Scheduler):
 
     def plan(self, replica_id: int, now: int) -> Planned:
         planned = super().plan(replica_id, now)
-        for event in planned.events:
-            if isinstance(event, Preempted):
-                self.preempted_stream_keys.add(self.sequences[event.sequence_id].request.stream_key)
         laws.check(self)
         return planned
 

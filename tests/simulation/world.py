@@ -242,11 +242,7 @@ class World:
             # The scheduler alone does not say which stop token it was.
             is_named = end.finish is not Finish.STOP_TOKEN or end.final_token_id is not None
             assert is_named or may_lose_tokens, f"{name} does not know its stop token: {end}"
-            # Tokens of the replica that it was taken off may come after those of the one it goes on at.
-            core = self.scheduler.core
-            was_preempted = core is not None and wanted.stream_key in core.preempted_stream_keys
-            may_be_overtaken = was_preempted and scenario.num_workers > 1
-            is_disturbed = may_lose_tokens or may_be_overtaken or set(scenario.misfortunes) - _HARMLESS
+            is_disturbed = may_lose_tokens or set(scenario.misfortunes) - _HARMLESS
             assert is_disturbed or end.receipt.num_attempts == 1, f"{name} took several attempts for nothing: {end}"
             return
         if not isinstance(end, Failed):
