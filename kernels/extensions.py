@@ -68,7 +68,8 @@ class FusedLayers(Protocol):
     def __call__(self, num_layers: int, x: Tensor, residual: Tensor, cache: KVCache, plan: AttentionPlan) -> None:
         """Runs the first `num_layers` in place on [num_tokens, hidden_size]: x is the normed input and then the output.
 
-        The layers are the cache's first. Raises ValueError for tensors that do not fit them.
+        The layers are the cache's first. A row must not read blocks that another row writes in the same call. Raises
+        ValueError for tensors that do not fit.
         """
         ...
 

@@ -237,7 +237,7 @@ class Runner:
             with self._device.range(f"sampling of {len(sampling)} rows"):
                 chosen = plan_rows[sampling], slots[sampling], broken[sampling]
                 sampled = self._sample(found.hidden[: len(sampling)], *chosen, faults)
-        failing = np.setdiff1d(np.flatnonzero(broken), sampling)
+        failing = np.setdiff1d(np.flatnonzero(broken), sampling) if broken.any() else _NONE
         launched = LaunchedStep(step, len(plan_slots), sampled, (plan_rows[failing], slots[failing]), stretches)
         return launched, self._device.mark() if sampled is None else sampled.fetched.mark
 

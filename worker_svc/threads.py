@@ -1,8 +1,8 @@
 """How many threads compute a step: all usable cores, fewer while others take some of them, all again later.
 
-Two threads that wait for each other at hundreds of barriers a step lose a time slice at each one if a third process
-wants their cores: a step then takes many times as long as one thread would. The answer does not depend on the number of
-threads, so it may change between steps.
+The kernels share out their work so that a thread which does not get a core keeps few others waiting. Beside processes
+that always want one, fewer threads are faster still, for what a thread holds while it waits nobody else can do. The
+answer does not depend on the number of threads, so it may change between steps.
 
 `decide` is the policy: a function of a state and one measured stretch of steps; `StepThreads` measures and acts. What
 is measured is how long the computing threads stood in the kernel's run queues, ready and not running
@@ -22,17 +22,18 @@ from pathlib import Path
 
 _LOG = logging.getLogger(__name__)
 
-# One thread fewer takes at most n / (n - 1) times as long, so it wins once waiting takes 1 / n of the time. It scales
-# worse than that in practice, hence a little earlier.
-_WAIT_SHARE = 0.8
+# Once all n threads together wait more than this n-th part of the time, one fewer is as fast. Measured with two threads
+# beside loads of many kinds: two are faster up to 0.4 of the time with one row, up to 0.9 with 32 (docs/benchmarks.md).
+_WAIT_SHARE = 1.4
 
 # A stretch ends at either: a few steps, so that one odd step decides nothing, or a time in which slow ones show.
 STRETCH_STEPS = 4
 STRETCH_S = 0.2
 
-# A taken core is tried again after the first of these, and after twice as long each time that it is still taken.
+# A taken core is tried again after the first of these, and after twice as long each time that it is still taken. A try
+# in vain costs a part of a stretch.
 FIRST_RETRY_S = 1.0
-LONGEST_RETRY_S = 60.0
+LONGEST_RETRY_S = 8.0
 # Threads that were added and have lost nothing for so long were added rightly.
 _TRUST_S = 5.0
 
@@ -71,7 +72,7 @@ class Stretch:
 
 def decide(state: ThreadState, stretch: Stretch, now_s: float) -> ThreadState:
     """The state after a stretch of steps that ended at `now_s`."""
-    if stretch.waited_s * state.num_threads > _WAIT_SHARE * stretch.wall_s:
+    if state.num_threads > 1 and stretch.waited_s * state.num_threads > _WAIT_SHARE * stretch.wall_s:
         return _short_of_cores(state, now_s)
     if state.raised_s is not None and now_s - state.raised_s >= _TRUST_S:
         state = replace(state, retry_s=FIRST_RETRY_S, raised_s=None)
@@ -81,8 +82,6 @@ def decide(state: ThreadState, stretch: Stretch, now_s: float) -> ThreadState:
 
 
 def _short_of_cores(state: ThreadState, now_s: float) -> ThreadState:
-    if state.num_threads == 1:
-        return replace(state, quiet_since_s=now_s)
     was_in_vain = state.raised_s is not None
     return replace(
         state,

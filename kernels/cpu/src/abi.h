@@ -172,8 +172,21 @@ struct Kernels {
     void (*logprobs)(const SampleArgs&, const LogprobArgs&, int threads);
 };
 
+enum ScratchSlot {
+    kRowScratch,
+    kCountScratch,
+    kSortScratch,
+    kTaskScratch,
+    kAttentionScratch,
+    kInputScratch,
+    kLayerScratch,
+    kStageScratch,
+    kNumScratchSlots
+};
 // Memory of the calling thread, kept between calls; zeroed when it is first handed out or grown.
-enum ScratchSlot { kRowScratch, kCountScratch, kSortScratch, kAttentionScratch, kInputScratch, kLayerScratch, kNumScratchSlots };
 void* thread_scratch(ScratchSlot slot, size_t num_bytes);
+
+// Lets the system run another thread on this one's core, for as long as it takes to look around.
+void let_others_run();
 
 }  // namespace octavo

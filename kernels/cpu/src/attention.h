@@ -1,4 +1,4 @@
-// Paged causal attention over a ragged batch: cuts it into tasks, one thread each.
+// Paged causal attention over a ragged batch: cuts it into tasks, the same ones in every thread.
 //
 // A task takes some rows of one sequence and KV head through all their partitions. Where tasks are too few for the
 // threads, each partition becomes a task and its results are folded afterwards, in the same order by the same function.
@@ -86,7 +86,7 @@ INLINE void fold_shares(const octavo::AttentionArgs& a, const Geometry& g, const
 }
 
 template <class Path>
-static void run_shared(const octavo::AttentionArgs& a, const Geometry& g, int threads) {
+static void run_shared(const octavo::AttentionArgs& a, const Geometry& g, Walk& walk) {
     int64_t count = 0, rows = 0;
     each_task(a, g, [&](const Task& task) {
         Span p = task_partitions(a, g, task);
@@ -94,10 +94,8 @@ static void run_shared(const octavo::AttentionArgs& a, const Geometry& g, int th
         rows += (p.limit - p.first) * (task.end - task.begin);
     });
     size_t row_bytes = sizeof(RowState) + g.dim * sizeof(float);
-    char* memory = static_cast<char*>(
-        octavo::thread_scratch(octavo::kAttentionScratch, count * sizeof(Share) + rows * row_bytes));
-    auto shares = reinterpret_cast<Share*>(memory);
-    auto o = reinterpret_cast<float*>(shares + count);
+    auto shares = static_cast<Share*>(octavo::thread_scratch(octavo::kTaskScratch, count * sizeof(Share)));
+    auto o = static_cast<float*>(shared_scratch(walk, octavo::kAttentionScratch, rows * row_bytes));
     auto states = reinterpret_cast<RowState*>(o + rows * g.dim);
     int64_t i = 0;
     each_task(a, g, [&](const Task& task) {
@@ -108,12 +106,12 @@ static void run_shared(const octavo::AttentionArgs& a, const Geometry& g, int th
             o += (task.end - task.begin) * g.dim;
         }
     });
-    parallel_for(count, threads, [&](int64_t s) { run_share<Path>(a, g, shares[s]); });
-    fold_shares(a, g, shares, count);
+    parallel_for(walk, count, [&](int64_t s) { run_share<Path>(a, g, shares[s]); });
+    parallel_for(walk, 1, [&](int64_t) { fold_shares(a, g, shares, count); });
 }
 
 template <class Path>
-static void run_attention(const octavo::AttentionArgs& a, int threads) {
+static void run_attention(const octavo::AttentionArgs& a, Walk& walk) {
     const Geometry g(a);
     int64_t count = 0, partitions = 0;
     each_task(a, g, [&](const Task& task) {
@@ -121,19 +119,19 @@ static void run_attention(const octavo::AttentionArgs& a, int threads) {
         count++;
         partitions += p.limit - p.first;
     });
-    if (threads > 1 && count < threads * kMinTasksPerThread && partitions > count)
-        return run_shared<Path>(a, g, threads);
-    auto tasks = static_cast<Task*>(octavo::thread_scratch(octavo::kAttentionScratch, count * sizeof(Task)));
+    if (walk.threads > 1 && count < walk.threads * kMinTasksPerThread && partitions > count)
+        return run_shared<Path>(a, g, walk);
+    auto tasks = static_cast<Task*>(octavo::thread_scratch(octavo::kTaskScratch, count * sizeof(Task)));
     int64_t i = 0;
     each_task(a, g, [&](const Task& task) { tasks[i++] = task; });
-    parallel_for(count, threads, [&](int64_t t) { run_whole<Path>(a, g, tasks[t]); });
+    parallel_for(walk, count, [&](int64_t t) { run_whole<Path>(a, g, tasks[t]); });
 }
 
-static void attention(const octavo::AttentionArgs& a, int threads) {
-    if (a.kv.dtype == octavo::kF32) return run_attention<FmaPath<KvF32>>(a, threads);
-    if (a.kv.dtype == octavo::kF16) return run_attention<FmaPath<KvF16>>(a, threads);
+static void attention(const octavo::AttentionArgs& a, Walk& walk) {
+    if (a.kv.dtype == octavo::kF32) return run_attention<FmaPath<KvF32>>(a, walk);
+    if (a.kv.dtype == octavo::kF16) return run_attention<FmaPath<KvF16>>(a, walk);
 #if defined(__AVX512BF16__)
-    if (a.dtype == octavo::kBf16) return run_attention<DotPath>(a, threads);
+    if (a.dtype == octavo::kBf16) return run_attention<DotPath>(a, walk);
 #endif
-    run_attention<FmaPath<KvBf16>>(a, threads);
+    run_attention<FmaPath<KvBf16>>(a, walk);
 }

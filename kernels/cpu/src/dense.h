@@ -1,10 +1,16 @@
 // RMSNorm with and without residual, for any mix of types and fast for one; gated activations; the soft cap.
 // Rows are independent; threads split rows.
 #pragma once
+#include "team.h"
 #include "vmath.h"
 
-// Elements below which a second thread costs more than it brings.
-constexpr int64_t kMinParallelElements = 8192;
+// Elements of a task: fewer cost more to share out than to compute.
+constexpr int64_t kTaskElements = 4096;
+
+// Runs of rows of so many elements each.
+INLINE int64_t num_runs(int64_t rows, int64_t row_elements) {
+    return (rows * row_elements + kTaskElements - 1) / kTaskElements;
+}
 
 // The types of a norm's tensors: TYPE for all of them where it is one of DType, else each as its arguments say.
 template <int TYPE>
@@ -59,11 +65,10 @@ static void norm_rows(const octavo::NormArgs& a, int64_t begin, int64_t end) {
     }
 }
 
-static void norm(const octavo::NormArgs& a, int threads) {
-    if (a.rows * a.hidden < kMinParallelElements) threads = 1;
+static void norm(const octavo::NormArgs& a, Walk& walk) {
     bool same = a.x_dtype == a.weight_dtype && (!a.residual || a.residual_dtype == a.x_dtype);
     int type = same ? a.x_dtype : -1;
-    parallel_ranges(a.rows, threads, [&](int64_t begin, int64_t end) {
+    parallel_ranges(walk, a.rows, num_runs(a.rows, a.hidden), [&](int64_t begin, int64_t end) {
         if (type == octavo::kBf16) return norm_rows<octavo::kBf16>(a, begin, end);
         if (type == octavo::kF32) return norm_rows<octavo::kF32>(a, begin, end);
         norm_rows<-1>(a, begin, end);
@@ -83,32 +88,30 @@ static void gated_rows(const octavo::GateArgs& a, int64_t begin, int64_t end, co
 }
 
 template <class Inner>
-static void gated(const octavo::GateArgs& a, int threads, const Inner& scaled_inner) {
-    if (a.rows * a.width < kMinParallelElements / 2) threads = 1;
-    parallel_ranges(a.rows, threads, [&](int64_t begin, int64_t end) {
+static void gated(const octavo::GateArgs& a, Walk& walk, const Inner& scaled_inner) {
+    parallel_ranges(walk, a.rows, num_runs(a.rows, 2 * a.width), [&](int64_t begin, int64_t end) {
         if (a.dtype == octavo::kBf16) return gated_rows<octavo::kBf16>(a, begin, end, scaled_inner);
         if (a.dtype == octavo::kF16) return gated_rows<octavo::kF16>(a, begin, end, scaled_inner);
         gated_rows<octavo::kF32>(a, begin, end, scaled_inner);
     });
 }
 
-static void silu_mul(const octavo::GateArgs& a, int threads) {
-    gated(a, threads, [](F16 gate) INLINE_BODY { return mul(gate, set1(-kLog2E)); });
+static void silu_mul(const octavo::GateArgs& a, Walk& walk) {
+    gated(a, walk, [](F16 gate) INLINE_BODY { return mul(gate, set1(-kLog2E)); });
 }
 
 // GELU's tanh form: (1 + tanh(z)) / 2 is the logistic function of 2z, z = sqrt(2 / pi) * (x + 0.044715 x^3).
-static void gelu_mul(const octavo::GateArgs& a, int threads) {
+static void gelu_mul(const octavo::GateArgs& a, Walk& walk) {
     constexpr float kTwiceRoot = 1.59576912160573071176f;
-    gated(a, threads, [](F16 gate) INLINE_BODY {
+    gated(a, walk, [](F16 gate) INLINE_BODY {
         F16 cubic = fma(mul(gate, gate), set1(0.044715f), set1(1.0f));
         return mul(mul(cubic, gate), set1(-kLog2E * kTwiceRoot));
     });
 }
 
-static void soft_cap(const octavo::SoftCapArgs& a, int threads) {
-    if (a.count < kMinParallelElements / 2) threads = 1;
+static void soft_cap(const octavo::SoftCapArgs& a, Walk& walk) {
     F16 inverse = set1(1.0f / a.cap), cap = set1(a.cap);
-    parallel_ranges((a.count + kLanes - 1) / kLanes, threads, [&](int64_t begin, int64_t end) {
+    parallel_ranges(walk, (a.count + kLanes - 1) / kLanes, num_runs(a.count, 2), [&](int64_t begin, int64_t end) {
         for (int64_t j = begin * kLanes; j < end * kLanes && j < a.count; j += kLanes) {
             int64_t count = a.count - j;
             F16 x = load_some(a.x, j, a.dtype, count);

@@ -16,7 +16,7 @@ constexpr int tile_panels(int rows) { return rows <= 2 ? 4 : rows <= 4 ? 2 : 1; 
 constexpr int kMaxLinearRows = 6;
 constexpr int kMinLinearRows = 3;
 constexpr int tile_halves(int rows) { return rows <= 3 ? 2 : 1; }
-constexpr int tile_panels(int) { return 1; }
+constexpr int tile_panels(int rows) { return rows == 1 ? 2 : 1; }
 #else
 constexpr int kMaxLinearRows = 2;
 constexpr int kMinLinearRows = 1;
@@ -24,10 +24,13 @@ constexpr int tile_halves(int) { return 1; }
 constexpr int tile_panels(int) { return 1; }
 #endif
 // Rows of a task are read once for each panel: so many bytes of them should stay in a second-level cache.
-constexpr int64_t kMaxTaskBytes = 256 * 1024;
+constexpr int64_t kMaxInputBytes = 256 * 1024;
 constexpr int64_t kMinTaskRows = 24;
-// Tasks for each thread where there is enough to do, so that threads end together.
-constexpr int64_t kTasksPerThread = 4;
+// A task reads so many bytes of weights, or makes so many products if that is less: some ten microseconds, beside which
+// drawing it costs little. Of a large matrix it takes more: each thread's share of it is read in long runs.
+constexpr int64_t kTaskBytes = 256 * 1024;
+constexpr int64_t kTaskProducts = 2'000'000;
+constexpr int64_t kMostPanelTasks = 24;
 
 // Adds the bias to the sums of 16 columns, [rows][16], and stores what lies inside the matrix.
 static __attribute__((noinline)) void finish_columns(const octavo::LinearArgs& a, const float* sums, int64_t row,
@@ -144,40 +147,49 @@ static void linear_task(const octavo::LinearArgs& a, const float* x, int64_t row
 }
 
 INLINE int64_t max_task_rows(int64_t depth) {
-    int64_t rows = kMaxTaskBytes / (depth * sizeof(float));
+    int64_t rows = kMaxInputBytes / (depth * sizeof(float));
     return (rows < kMinTaskRows ? kMinTaskRows : rows) / kMaxLinearRows * kMaxLinearRows;
 }
 
+// In how many tasks rows meet all panels.
 template <class Panel>
-static void run_linear(const octavo::LinearArgs& a, const float* x, int threads) {
+INLINE int64_t num_panel_tasks(int64_t panels, int64_t depth, int64_t rows, int threads) {
+    const int64_t weights = panels * depth * kPanelColumns;
+    const int64_t by_bytes = weights * sizeof(typename Panel::Element) / kTaskBytes;
+    const int64_t by_products = weights * rows / kTaskProducts;
+    int64_t tasks = (by_bytes > by_products ? by_bytes : by_products) + 1;
+    if (tasks > threads * kMostPanelTasks) tasks = threads * kMostPanelTasks;
+    return tasks < panels ? tasks : panels;
+}
+
+template <class Panel>
+static void run_linear(const octavo::LinearArgs& a, const float* x, Walk& walk) {
     const int64_t panels = num_panels(a.columns), rows_each = max_task_rows(a.depth);
     const int64_t row_tasks = (a.rows + rows_each - 1) / rows_each;
-    int64_t panel_tasks = (threads * kTasksPerThread + row_tasks - 1) / row_tasks;
-    if (panel_tasks > panels) panel_tasks = panels;
-    parallel_for(row_tasks * panel_tasks, threads, [&](int64_t task) {
+    const int64_t panel_tasks = num_panel_tasks<Panel>(panels, a.depth, a.rows < rows_each ? a.rows : rows_each,
+                                                       walk.threads);
+    parallel_for(walk, row_tasks * panel_tasks, [&](int64_t task) {
         int64_t row = task / panel_tasks * rows_each, share = task % panel_tasks;
         int64_t limit = row + rows_each < a.rows ? row + rows_each : a.rows;
         linear_task<Panel>(a, x, row, limit, panels * share / panel_tasks, panels * (share + 1) / panel_tasks);
     });
 }
 
-// x in fp32: itself, or a copy in memory of this thread's.
-static const float* widened_rows(const octavo::LinearArgs& a, int threads) {
+// x in fp32: itself, or a copy.
+static const float* widened_rows(const octavo::LinearArgs& a, Walk& walk) {
     if (a.dtype == octavo::kF32) return static_cast<const float*>(a.x);
     const int64_t items = a.rows * a.depth, vectors = (items + kLanes - 1) / kLanes;
-    auto to = static_cast<float*>(
-        octavo::thread_scratch(octavo::kInputScratch, vectors * kLanes * sizeof(float)));
-    if (items < kMinParallelElements) threads = 1;
-    parallel_ranges(vectors, threads, [&](int64_t begin, int64_t end) {
+    auto to = static_cast<float*>(shared_scratch(walk, octavo::kInputScratch, vectors * kLanes * sizeof(float)));
+    parallel_ranges(walk, vectors, num_runs(items, 1), [&](int64_t begin, int64_t end) {
         for (int64_t i = begin * kLanes; i < end * kLanes; i += kLanes)
             store(to + i, load_some(a.x, i, a.dtype, items - i));
     });
     return to;
 }
 
-static void linear(const octavo::LinearArgs& a, int threads) {
-    const float* x = widened_rows(a, threads);
-    if (a.panel_dtype == octavo::kBf16) run_linear<Bf16Panel>(a, x, threads);
-    if (a.panel_dtype == octavo::kF16) run_linear<F16Panel>(a, x, threads);
-    if (a.panel_dtype == octavo::kF32) run_linear<F32Panel>(a, x, threads);
+static void linear(const octavo::LinearArgs& a, Walk& walk) {
+    const float* x = widened_rows(a, walk);
+    if (a.panel_dtype == octavo::kBf16) run_linear<Bf16Panel>(a, x, walk);
+    if (a.panel_dtype == octavo::kF16) run_linear<F16Panel>(a, x, walk);
+    if (a.panel_dtype == octavo::kF32) run_linear<F32Panel>(a, x, walk);
 }

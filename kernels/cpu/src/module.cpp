@@ -8,6 +8,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 
 #if defined(__unix__)
 #include <sys/mman.h>
@@ -371,6 +372,12 @@ void* thread_scratch(ScratchSlot slot, size_t num_bytes) {
         scratch.memory[slot] = memory, scratch.sizes[slot] = size;
     }
     return scratch.memory[slot];
+}
+
+// A nap, not sched_yield: only a core that idles fetches the thread that waits for another one.
+void let_others_run() {
+    const timespec nap = {0, 1000};
+    nanosleep(&nap, nullptr);
 }
 
 }  // namespace octavo

@@ -60,7 +60,7 @@ template <class Narrow>
 static bool is_exact(const octavo::PackArgs& a, int threads, const Narrow& narrow) {
     int inexact = 0;
     auto weights = static_cast<const float*>(a.weight);
-    parallel_ranges(a.columns, threads, [&](int64_t begin, int64_t end) {
+    auto check = [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end && !__atomic_load_n(&inexact, __ATOMIC_RELAXED); row++) {
             I16 differing = iset1(0);
             each_run(a.depth, [&](int64_t k, int64_t count) INLINE_BODY {
@@ -69,6 +69,9 @@ static bool is_exact(const octavo::PackArgs& a, int threads, const Narrow& narro
             });
             if (mask_bits(iequal(differing, iset1(0))) != 0xFFFF) __atomic_store_n(&inexact, 1, __ATOMIC_RELAXED);
         }
+    };
+    in_team(threads, 1, [&](Walk& walk) {
+        parallel_ranges(walk, a.columns, num_runs(a.columns, a.depth), check);
     });
     return !inexact;
 }
@@ -80,12 +83,10 @@ static int narrowest(const octavo::PackArgs& a, int threads) {
     return octavo::kF32;
 }
 
-static void pack(const octavo::PackArgs& a, int threads) {
-    parallel_ranges(num_panels(a.columns), threads, [&](int64_t begin, int64_t end) {
-        for (int64_t panel = begin; panel < end; panel++) {
-            if (a.panel_dtype == octavo::kBf16) pack_panel<Bf16Panel>(a, panel);
-            if (a.panel_dtype == octavo::kF16) pack_panel<F16Panel>(a, panel);
-            if (a.panel_dtype == octavo::kF32) pack_panel<F32Panel>(a, panel);
-        }
+static void pack(const octavo::PackArgs& a, Walk& walk) {
+    parallel_for(walk, num_panels(a.columns), [&](int64_t panel) {
+        if (a.panel_dtype == octavo::kBf16) pack_panel<Bf16Panel>(a, panel);
+        if (a.panel_dtype == octavo::kF16) pack_panel<F16Panel>(a, panel);
+        if (a.panel_dtype == octavo::kF32) pack_panel<F32Panel>(a, panel);
     });
 }

@@ -82,10 +82,12 @@ INLINE void rope_token(const octavo::RopeArgs& a, int64_t token) {
     }
 }
 
-static void rope_write_kv(const octavo::RopeArgs& a, int threads) {
-    int64_t elements = a.num_tokens * (a.num_heads + 2 * a.kv.num_kv_heads) * a.kv.head_dim;
-    if (elements < kMinParallelElements / 4) threads = 1;
-    parallel_ranges(a.num_tokens, threads, [&](int64_t begin, int64_t end) {
+INLINE int64_t num_rope_runs(const octavo::RopeArgs& a) {
+    return num_runs(a.num_tokens, 2 * (a.num_heads + 2 * a.kv.num_kv_heads) * a.kv.head_dim);
+}
+
+static void rope_write_kv(const octavo::RopeArgs& a, Walk& walk) {
+    parallel_ranges(walk, a.num_tokens, num_rope_runs(a), [&](int64_t begin, int64_t end) {
         for (int64_t token = begin; token < end; token++) rope_token(a, token);
     });
 }

@@ -1,5 +1,6 @@
 // Choice of the next token, and logprobs. Rows are independent; threads split rows.
 #pragma once
+#include "team.h"
 #include "vocabulary.h"
 
 // Adds bias, penalties and forbidden ids to a copy of a row. `counts` is all zero before and after.
@@ -277,8 +278,8 @@ static void sample_row(const octavo::SampleArgs& a, int64_t r) {
         a.token_ids[r] = draw_from_row(row, key, a.temperatures[r], a.min_ps[r], top);
 }
 
-static void sample(const octavo::SampleArgs& a, int threads) {
-    parallel_for(a.rows, threads, [&](int64_t r) { sample_row(a, r); });
+static void sample(const octavo::SampleArgs& a, Walk& walk) {
+    parallel_for(walk, a.rows, [&](int64_t r) { sample_row(a, r); });
 }
 
 static void logprobs_row(const octavo::SampleArgs& a, const octavo::LogprobArgs& l, int64_t i) {
@@ -298,6 +299,6 @@ static void logprobs_row(const octavo::SampleArgs& a, const octavo::LogprobArgs&
     }
 }
 
-static void logprobs(const octavo::SampleArgs& a, const octavo::LogprobArgs& l, int threads) {
-    parallel_for(l.count, threads, [&](int64_t i) { logprobs_row(a, l, i); });
+static void logprobs(const octavo::SampleArgs& a, const octavo::LogprobArgs& l, Walk& walk) {
+    parallel_for(walk, l.count, [&](int64_t i) { logprobs_row(a, l, i); });
 }

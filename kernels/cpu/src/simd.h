@@ -24,6 +24,13 @@ INLINE F16 zero() { return set1(0.0f); }
 INLINE bool any(M16 m) { return mask_bits(m) != 0; }
 // Keeps the compiler from holding what it has loaded in registers that sums need: it is loaded anew.
 INLINE void forget_loads() { asm volatile("" ::: "memory"); }
+INLINE void relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#else
+    forget_loads();
+#endif
+}
 INLINE size_t dtype_size(int dtype) { return dtype == octavo::kF32 ? 4 : 2; }
 
 INLINE I16 lane_numbers() {
@@ -89,23 +96,4 @@ INLINE void store_some(void* p, int64_t index, int dtype, F16 x, int64_t count) 
     store_as(padded, 0, dtype, x);
     size_t size = dtype_size(dtype);
     __builtin_memcpy(static_cast<char*>(p) + index * size, padded, count * size);
-}
-
-// Runs body(i) for i in [0, count); any thread may run any i, so a body never sums over i.
-template <class Body>
-INLINE void parallel_for(int64_t count, int threads, const Body& body) {
-    if (threads <= 1 || count <= 1) {
-        for (int64_t i = 0; i < count; i++) body(i);
-        return;
-    }
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
-    for (int64_t i = 0; i < count; i++) body(i);
-}
-
-// As parallel_for in `threads` equal runs: body(begin, end).
-template <class Body>
-INLINE void parallel_ranges(int64_t count, int threads, const Body& body) {
-    if (threads <= 1 || count <= 1) return body(int64_t{0}, count);
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
-    for (int t = 0; t < threads; t++) body(count * t / threads, count * (t + 1) / threads);
 }

@@ -9,6 +9,7 @@
 namespace {
 #include "sampling.h"
 #include "layers.h"
+#include "calls.h"
 }  // namespace
 
 #define JOIN_(a, b) a##b
@@ -19,6 +20,6 @@ namespace {
 namespace octavo {
 extern const Kernels JOIN(kernels_, VARIANT);
 const Kernels JOIN(kernels_, VARIANT) = {
-    TEXT(VARIANT), ::norm,   ::silu_mul,      ::gelu_mul,  ::soft_cap, ::narrowest, ::pack,
-    ::linear,      ::rope_write_kv, ::attention, ::layers, ::sample,   ::logprobs};
+    TEXT(VARIANT), calls::norm,   calls::silu_mul,      calls::gelu_mul,  calls::soft_cap, ::narrowest,    calls::pack,
+    calls::linear, calls::rope_write_kv, calls::attention, calls::layers,   calls::sample,   calls::logprobs};
 }  // namespace octavo

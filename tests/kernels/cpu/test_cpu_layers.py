@@ -15,8 +15,14 @@ from kernels.cpu import CpuBackend
 BF16, FP32 = torch.bfloat16, torch.float32
 HIDDEN, INTERMEDIATE, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK = 48, 80, 3, 1, 16, 4
 EPS, NUM_LAYERS = 1e-5, 3
-# Two sequences: a chunk of a prompt and a token to decode.
-ROWS = [(5, 9, (2, 0, 5)), (1, 7, (4, 1))]
+NUM_BLOCKS = 32
+# (query length, context length, blocks) of each sequence: few tokens, whose layers all threads compute together; many
+# that decode, which threads share out; short chunks among them; and a chunk too long to be one thread's part.
+Rows = list[tuple[int, int, tuple[int, ...]]]
+FEW: Rows = [(5, 9, (2, 0, 5)), (1, 7, (4, 1))]
+DECODING: Rows = [(1, 2 + i % 7, (2 * i, 2 * i + 1)) for i in range(13)]
+CHUNKS: Rows = [(1 + i % 3, 8 - i % 3, (2 * i, 31 - 2 * i)) for i in range(12)]
+UNEVEN: Rows = [(20, 24, (26, 27, 28, 29, 30, 31)), *DECODING]
 
 
 def randn(*shape: int, seed: int, dtype: torch.dtype = FP32) -> Tensor:
@@ -64,19 +70,24 @@ def rich_layers(backend: CpuBackend, dtype: torch.dtype) -> list[FusableLayer]:
 
 
 def filled_cache(backend: CpuBackend, dtype: torch.dtype) -> KVCache:
-    cache = backend.allocate_kv_cache(KVCacheSpec(NUM_LAYERS, 6, BLOCK, NUM_KV_HEADS, HEAD_DIM, dtype))
+    cache = backend.allocate_kv_cache(KVCacheSpec(NUM_LAYERS, NUM_BLOCKS, BLOCK, NUM_KV_HEADS, HEAD_DIM, dtype))
     for layer in range(NUM_LAYERS):
-        blocks = randn(2, 6, NUM_KV_HEADS, BLOCK, HEAD_DIM, seed=100 + layer, dtype=dtype)
-        backend.import_blocks(cache, layer, range(6), blocks)
+        blocks = randn(2, NUM_BLOCKS, NUM_KV_HEADS, BLOCK, HEAD_DIM, seed=100 + layer, dtype=dtype)
+        backend.import_blocks(cache, layer, range(NUM_BLOCKS), blocks)
     return cache
 
 
 def one_by_one(
-    backend: CpuBackend, layers: list[FusableLayer], activation: GatedActivation, x: Tensor, residual: Tensor
+    backend: CpuBackend,
+    layers: list[FusableLayer],
+    activation: GatedActivation,
+    rows: Rows,
+    x: Tensor,
+    residual: Tensor,
 ) -> tuple[Tensor, Tensor, KVCache]:
     """The twin: a call for each kernel."""
     cache = filled_cache(backend, x.dtype)
-    plan = backend.plan_attention(ragged_batch(ROWS), cache)
+    plan = backend.plan_attention(ragged_batch(rows), cache)
     gated = backend.gelu_mul if activation == "gelu_tanh" else backend.silu_mul
     residual = residual.clone()
     for index, layer in enumerate(layers):
@@ -93,11 +104,12 @@ def one_by_one(
     return x, residual, cache
 
 
-@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+@pytest.mark.parametrize("rows", [FEW, DECODING, CHUNKS, UNEVEN], ids=["few", "decoding", "chunks", "uneven"])
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 @pytest.mark.parametrize(("make_layers", "activation"), [(plain_layers, "silu"), (rich_layers, "gelu_tanh")])
 def test_fused_layers_give_the_bits_of_single_kernels(
-    variant: str, make_layers: object, activation: GatedActivation, dtype: torch.dtype, num_threads: int
+    variant: str, make_layers: object, activation: GatedActivation, dtype: torch.dtype, rows: Rows, num_threads: int
 ) -> None:
     backend = CpuBackend(num_threads, variant)
     layers: list[FusableLayer] = make_layers(backend, dtype)  # type: ignore[operator]
@@ -105,15 +117,15 @@ def test_fused_layers_give_the_bits_of_single_kernels(
     if fused is None:
         assert "onednn" in backend.info.variant
         pytest.skip("weights of this type go through oneDNN here")
-    x, residual = randn(2, 6, HIDDEN, seed=3, dtype=dtype)
+    x, residual = randn(2, sum(count for count, *_ in rows), HIDDEN, seed=3, dtype=dtype)
     for count in (NUM_LAYERS, 1, 0):
-        expected, expected_residual, expected_cache = one_by_one(backend, layers[:count], activation, x, residual)
+        expected, expected_residual, expected_cache = one_by_one(backend, layers[:count], activation, rows, x, residual)
         got, got_residual, cache = x.clone(), residual.clone(), filled_cache(backend, dtype)
-        fused(count, got, got_residual, cache, backend.plan_attention(ragged_batch(ROWS), cache))
+        fused(count, got, got_residual, cache, backend.plan_attention(ragged_batch(rows), cache))
         assert torch.equal(got, expected)
         assert torch.equal(got_residual, expected_residual)
         for layer in range(NUM_LAYERS):
-            own, other = (backend.export_blocks(each, layer, range(6)) for each in (cache, expected_cache))
+            own, other = (backend.export_blocks(each, layer, range(NUM_BLOCKS)) for each in (cache, expected_cache))
             assert torch.equal(own, other)
 
 
@@ -132,7 +144,7 @@ def test_steps_that_do_not_fit_are_refused(backend: CpuBackend) -> None:
     fused = backend.fuse_layers(plain_layers(backend, FP32), EPS, "silu")
     assert fused is not None
     cache = filled_cache(backend, FP32)
-    plan = backend.plan_attention(ragged_batch(ROWS), cache)
+    plan = backend.plan_attention(ragged_batch(FEW), cache)
     x, residual = randn(2, 6, HIDDEN, seed=3)
     with pytest.raises(ValueError, match="residual is"):
         fused(1, x, residual[:5], cache, plan)
