@@ -27,7 +27,6 @@ from benchmarks.gpu.model_steps import step_table
 from kernels.reference import ReferenceBackend
 
 PARTS = ("kernels", "attention", "model")
-_DRY_CAPABILITIES = (80, 90)
 
 
 def check_kernels(bench: Bench, has_fp8: bool) -> bool:
@@ -93,29 +92,6 @@ def toy_bench(seconds: float) -> Bench:
     return Bench(EagerDevice(), PaddedReference(), TOY, time.monotonic() + seconds, _say)
 
 
-def compile_all() -> list[dict[str, object]]:
-    """Compiles what the kernel cases launch, for each architecture; what came of it, architecture by architecture.
-
-    Nothing is run: results are whatever memory held, and are not looked at.
-    """
-    from kernels.triton import TritonBackend
-    from kernels.triton.layer import DeviceShape
-    from tools.dry_compile import Report, dry_run
-
-    found: list[dict[str, object]] = []
-    place = torch.device("cpu")
-    for capability in _DRY_CAPABILITIES:
-        backend = TritonBackend(place, shape=DeviceShape(capability, 132))
-        with dry_run(capability) as compiled:
-            for case in cases(has_fp8=capability >= 89):
-                case.run(backend, place)
-        reports = [Report(kernel) for kernel in compiled]
-        spilling = sorted({report.name for report in reports if report.stack_bytes})
-        _say(f"sm_{capability}: {len(reports)} kernels compiled; with spilled registers: {spilling or 'none'}")
-        found.append({"kind": "compiled", "architecture": capability, "kernels": len(reports), "spilling": spilling})
-    return found
-
-
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="where the figures go")
@@ -125,8 +101,11 @@ def main(words: Sequence[str] | None = None) -> int:
     options = parser.parse_args(words)
     begun = time.monotonic()
     if options.dry:
+        from benchmarks.gpu.compiling import compile_all
+
+        figures = compile_all(_say)
         bench, has_fp8 = toy_bench(options.seconds), True
-        bench.figures += compile_all()
+        bench.figures += figures
         bench.say("toy sizes on the CPU: these figures say that the program runs, and nothing else")
     elif not torch.cuda.is_available():
         print("no CUDA device is visible (octavo doctor says why); --dry needs none", file=sys.stderr)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -37,6 +37,8 @@ class Sizes:
     num_heads: int = 32
     num_kv_heads: int = 8
     head_dim: int = 128
+    # Zeros serve where no figure is looked at.
+    has_random_weights: bool = True
 
 
 _LLAMA_8B = {
@@ -94,6 +96,18 @@ TOY = Sizes(
     num_heads=4,
     num_kv_heads=2,
     head_dim=16,
+)
+
+
+# Everything that FULL launches, with as little beside as will do.
+COMPILED = replace(
+    FULL,
+    decode=((1, 1024), (16, 256), (64, 64), (256, 64)),
+    prefill=((256, 0), (64, 448)),
+    context=64,
+    num_steps=3,
+    model={**_LLAMA_8B, "num_hidden_layers": 1},
+    has_random_weights=False,
 )
 
 

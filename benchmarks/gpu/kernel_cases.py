@@ -13,7 +13,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.api import AttentionSpec, Backend, KVCacheSpec, QKNorm, RaggedBatch, RopeTable, SamplingBatch
+from kernels.api import (
+    AttentionSpec,
+    Backend,
+    HostTier,
+    KVCacheSpec,
+    QKNorm,
+    QuantizedLinears,
+    RaggedBatch,
+    RopeTable,
+    SamplingBatch,
+)
+from kernels.quantized import QuantizedWeight, columns_of
+from kernels.reference.quantized import linear as reference_linear
+from kernels.reference.quantized import quantize_grouped, quantize_scaled
 
 BLOCK_SIZE = 16
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 8, 2, 128
@@ -63,6 +76,8 @@ def cases(has_fp8: bool) -> Iterator[Case]:
     yield Case("attention in blocks of 32", _attention(bf16, bf16, block_size=32))
     if has_fp8:
         yield Case("attention, fp8 cache", _attention(bf16, fp8), 4e-2)
+    for name, weight in _quantized_weights():
+        yield Case(f"products with {name} weights", _quantized_products(weight))
     yield Case("sampling", _sampling, 0.0)
     yield Case("logprobs", _logprobs, 1e-4)
     yield Case("block copies", _copies, 0.0)
@@ -145,6 +160,30 @@ def _dense(dtype: torch.dtype) -> Callable[[Backend, torch.device], list[Tensor]
     return run
 
 
+def _quantized_weights() -> Iterator[tuple[str, QuantizedWeight]]:
+    weight = torch.randn(384, 1024, generator=torch.Generator().manual_seed(6)) / 32
+    yield "fp8", quantize_scaled(weight, (1, 1024))
+    yield "fp8 block", quantize_scaled(weight, (128, 128))
+    yield "int4", quantize_grouped(weight, 128)
+    # In another order of inputs, and with groups that are no whole tiles.
+    shuffled = torch.randperm(1024, generator=torch.Generator().manual_seed(7)) // 64
+    yield "int4 desc_act", columns_of(replace(quantize_grouped(weight, 64), groups=shuffled), range(1000))
+
+
+def _quantized_products(weight: QuantizedWeight) -> Callable[[Backend, torch.device], list[Tensor]]:
+    def run(backend: Backend, place: torch.device) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(8)
+        x, bias = torch.randn(130, weight.shape[1], generator=generator), torch.randn(384, generator=generator)
+        rows = [x[:count].bfloat16().to(place) for count in (1, 30, 130)]
+        own_bias = bias.bfloat16().to(place)
+        if not isinstance(backend, QuantizedLinears):
+            return [reference_linear(each, weight, own_bias) for each in rows]
+        packed = backend.pack_quantized(weight, own_bias, torch.bfloat16)
+        return [backend.linear(each, packed) for each in rows]
+
+    return run
+
+
 def _sampling(backend: Backend, place: torch.device) -> list[Tensor]:
     """Logits are multiples of 1/64: no two differ by a rounding, and equal ones are decided by their ids."""
     generator = torch.Generator().manual_seed(3)
@@ -191,7 +230,7 @@ def _copies(backend: Backend, place: torch.device) -> list[Tensor]:
     generator = torch.Generator().manual_seed(5)
     spec = KVCacheSpec(2, 8, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM, torch.bfloat16)
     cache = backend.allocate_kv_cache(spec)
-    host = (getattr(backend, "allocate_host_kv_cache", None) or backend.allocate_kv_cache)(spec)
+    host = backend.allocate_host_kv_cache(spec) if isinstance(backend, HostTier) else backend.allocate_kv_cache(spec)
     for layer in range(2):
         blocks = torch.randn(2, 8, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, generator=generator).bfloat16()
         backend.import_blocks(cache, layer, range(8), blocks.to(place))

@@ -6,6 +6,7 @@ the cache holds changes no time. Steps are launched two deep, as an engine does.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from benchmarks.gpu.bench import Bench
 from kernels.api import KVCacheSpec
+from kernels.quantized import GroupedWeight, QuantizedWeight, ScaledWeight
 from octavo.internal.v1 import types_pb2, worker_pb2
 from worker_svc.device.api import Device
 from worker_svc.model.build import build_decoder
@@ -29,73 +31,106 @@ from worker_svc.runner import Runner, RunnerLimits, RunnerParts, StepInFlight
 from worker_svc.weights import ExpectedTensor
 
 WARM_UP_STEPS = 3
+_GROUP = 128
+# Bytes of a weight of the layers' matrices, with its share of a scale.
+_ITEM_BYTES = {"bf16": 2.0, "fp8": 1.0, "int4": 0.5 + 5 / _GROUP}
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One way of running the steps."""
+    """One way of running the steps. `weights` says what the layers' matrices are: bf16, fp8 or int4."""
 
     has_graphs: bool
     kv_dtype: torch.dtype
     block_size: int
+    weights: str = "bf16"
 
     def __str__(self) -> str:
         kept = "fp8" if self.kv_dtype.itemsize == 1 else "bf16"
-        return f"{'graphs' if self.has_graphs else 'eager'}, {kept} KV, blocks of {self.block_size}"
+        how = "graphs" if self.has_graphs else "eager"
+        return f"{how}, {self.weights}, {kept} KV, blocks of {self.block_size}"
 
 
 def variants(has_fp8: bool) -> Iterator[Variant]:
+    """Those of the same weights follow each other."""
     yield Variant(True, torch.bfloat16, 16)
     yield Variant(False, torch.bfloat16, 16)
     if has_fp8:
         yield Variant(True, torch.float8_e4m3fn, 16)
     yield Variant(True, torch.bfloat16, 32)
+    # The kernels need no fp8 of the card.
+    for weights in ("int4", "fp8"):
+        yield Variant(True, torch.bfloat16, 16, weights)
 
 
 @dataclass(frozen=True)
 class RandomWeights:
-    """Every weight drawn on the device when it is taken, bf16; norms of ones."""
+    """Every weight drawn on the device when it is taken; norms of ones. The layers' matrices are of a kind."""
 
     expected: Mapping[str, ExpectedTensor]
-    place: torch.device
+    bench: Bench
+    kind: str
 
     def take(self, name: str) -> Tensor:
-        shape = self.expected[name].shape
-        weight = torch.empty(shape, dtype=torch.bfloat16, device=self.place)
-        return weight.fill_(1.0) if len(shape) == 1 else weight.normal_(std=shape[-1] ** -0.5)
+        shape, place = self.expected[name].shape, self.bench.place
+        if len(shape) == 1:
+            return torch.ones(shape, dtype=torch.bfloat16, device=place)
+        if not self.bench.sizes.has_random_weights:
+            return torch.zeros(shape, dtype=torch.bfloat16, device=place)
+        return torch.empty(shape, dtype=torch.bfloat16, device=place).normal_(std=shape[-1] ** -0.5)
 
-    take_matrix = take
+    def take_matrix(self, name: str) -> Tensor | QuantizedWeight:
+        if self.kind == "bf16":
+            return self.take(name)
+        rows, columns = self.expected[name].shape
+        place, scale = self.bench.place, columns**-0.5
+        if self.kind == "fp8":
+            # The sign, an exponent of one to four, and the mantissa.
+            numbers = torch.randint(0, 256, (rows, columns), dtype=torch.uint8, device=place) & 0x9F | 0x20
+            scales = torch.full((rows, 1), scale, device=place)
+            return ScaledWeight(numbers.view(torch.float8_e4m3fn), scales, (1, columns))
+        group = min(_GROUP, columns)
+        codes = torch.randint(0, 16, (rows, columns), dtype=torch.uint8, device=place)
+        scales = torch.full((rows, -(-columns // group)), scale / 4, device=place)
+        zeros = torch.full(scales.shape, 8, dtype=torch.uint8, device=place)
+        return GroupedWeight(codes, scales, zeros, torch.arange(columns) // group, 4)
 
 
-def random_decoder(bench: Bench) -> Decoder:
-    """The model of the bench's sizes, bf16, every weight drawn on the device as it is packed."""
+def random_decoder(bench: Bench, kind: str = "bf16") -> Decoder:
+    """The model of the bench's sizes, every weight drawn on the device as it is packed."""
     config = parse_config(bench.sizes.model)
     shard = shard_model(config, 0, 1)
-    source = RandomWeights(shard.expected(), bench.place)
+    source = RandomWeights(shard.expected(), bench, kind)
     longest = bench.sizes.context + bench.sizes.num_steps + WARM_UP_STEPS + 2
     return build_decoder(shard, ALONE.group, source, bench.backend, min(longest, config.max_positions), bench.place)
 
 
 def step_table(bench: Bench, copy_bytes_per_s: float, has_fp8: bool) -> None:
     """Steps a second at each batch, for each variant, and the share of what reading weights and KV would allow."""
-    if not bench.has_time(20.0, "steps of the model"):
-        return
-    decoder = random_decoder(bench)
+    for kind, alike in itertools.groupby(variants(has_fp8), lambda variant: variant.weights):
+        if not bench.has_time(20.0, f"steps of the model in {kind}"):
+            return
+        decoder = random_decoder(bench, kind)
+        for variant in alike:
+            _steps_of_variant(bench, decoder, variant, copy_bytes_per_s)
+        del decoder
+
+
+def _steps_of_variant(bench: Bench, decoder: Decoder, variant: Variant, copy_bytes_per_s: float) -> None:
     config, sizes = decoder.config, bench.sizes
-    for variant in variants(has_fp8):
-        for num_rows in sizes.batches:
-            what = f"{num_rows} rows, {variant}"
-            if not bench.has_time(6.0, what):
-                return
-            kv_bytes = num_rows * sizes.context * _kv_bytes(config, variant)
-            if 1.3 * kv_bytes > bench.free_bytes():
-                bench.note("left out", f"{what}: the KV cache does not fit", what=what)
-                continue
-            seconds = seconds_of_step(bench, decoder, variant, num_rows)
-            floor = (_weight_bytes(config) + kv_bytes) / copy_bytes_per_s
-            rates = f"{1 / seconds:8.1f} steps/s {num_rows / seconds:9.0f} tok/s"
-            line = f"{what:<42} {rates} {floor / seconds:6.1%} of the roofline"
-            bench.note("step", line, rows=num_rows, variant=str(variant), step_s=seconds, roofline_s=floor)
+    for num_rows in sizes.batches:
+        what = f"{num_rows} rows, {variant}"
+        if not bench.has_time(6.0, what):
+            return
+        kv_bytes = num_rows * sizes.context * _kv_bytes(config, variant)
+        if 1.3 * kv_bytes > bench.free_bytes():
+            bench.note("left out", f"{what}: the KV cache does not fit", what=what)
+            continue
+        seconds = seconds_of_step(bench, decoder, variant, num_rows)
+        floor = (_weight_bytes(config, variant.weights) + kv_bytes) / copy_bytes_per_s
+        rates = f"{1 / seconds:8.1f} steps/s {num_rows / seconds:9.0f} tok/s"
+        line = f"{what:<48} {rates} {floor / seconds:6.1%} of the roofline"
+        bench.note("step", line, rows=num_rows, variant=str(variant), step_s=seconds, roofline_s=floor)
 
 
 def seconds_of_step(bench: Bench, decoder: Decoder, variant: Variant, num_rows: int) -> float:
@@ -175,8 +210,8 @@ def _kv_bytes(config: ModelConfig, variant: Variant) -> int:
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * variant.kv_dtype.itemsize
 
 
-def _weight_bytes(config: ModelConfig) -> int:
+def _weight_bytes(config: ModelConfig, kind: str) -> float:
     """Matrices that every step reads: all but the embedding."""
     heads = 2 * config.num_heads + 2 * config.num_kv_heads
     layer = config.hidden_size * (heads * config.head_dim + 3 * config.intermediate_size)
-    return 2 * (config.num_layers * layer + config.hidden_size * config.num_embedding_rows)
+    return config.num_layers * layer * _ITEM_BYTES[kind] + 2 * config.hidden_size * config.num_embedding_rows

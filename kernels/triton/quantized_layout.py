@@ -113,7 +113,8 @@ def _pack_scaled(weight: ScaledWeight, bias: Tensor | None, device: torch.device
 def _pack_grouped(weight: GroupedWeight, bias: Tensor | None, device: torch.device) -> TritonGroupedLinear | None:
     """None for 8 bits, and for groups so small that full tiles of them would be no smaller than floats."""
     columns, inputs = weight.shape
-    sizes = torch.bincount(weight.groups, minlength=weight.scales.shape[1])
+    groups = weight.groups.cpu()
+    sizes = torch.bincount(groups, minlength=weight.scales.shape[1])
     block_k = math.gcd(_MOST_INPUTS, *sizes.tolist())
     if block_k < _FEWEST_INPUTS:
         block_k = _FEWEST_INPUTS
@@ -121,19 +122,17 @@ def _pack_grouped(weight: GroupedWeight, bias: Tensor | None, device: torch.devi
     depth = int(full.sum())
     if weight.bits != 4 or depth >= 4 * inputs:
         return None
-    order = _tiled_order(weight.groups, sizes, full)
+    order = _tiled_order(groups, sizes, full)
     is_sorted = torch.equal(order, torch.arange(inputs))
     codes = weight.codes.to(device).t()
     if not is_sorted:
         codes = F.pad(codes, (0, 0, 0, 1)).index_select(0, order.to(device))
     tiles = codes.reshape(depth // block_k, 2, block_k // 2, columns)
     codes = (tiles[:, 0] | (tiles[:, 1] << 4)).reshape(depth // 2, columns)
-    repeats = full // block_k
-    scales, zeros = (x.t().repeat_interleave(repeats, 0).contiguous() for x in (weight.scales, weight.zeros))
+    of_tile = torch.arange(len(full)).repeat_interleave(full // block_k).to(device)
+    scales, zeros = (x.to(device).t().index_select(0, of_tile) for x in (weight.scales, weight.zeros))
     own_order = None if is_sorted else order.to(device)
-    return TritonGroupedLinear(
-        inputs, codes.contiguous(), scales.to(device), zeros.to(device), block_k, own_order, bias
-    )
+    return TritonGroupedLinear(inputs, codes.contiguous(), scales, zeros, block_k, own_order, bias)
 
 
 def _tiled_order(groups: Tensor, sizes: Tensor, full: Tensor) -> Tensor:

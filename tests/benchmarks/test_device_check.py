@@ -23,16 +23,20 @@ def test_every_part_leaves_figures() -> None:
     assert measure(bench, PARTS, has_fp8=True)
     kinds = [figure["kind"] for figure in bench.figures]
     assert {kind: kinds.count(kind) for kind in set(kinds)} == {
-        "kernel": 12,
+        "kernel": 16,
         "ceilings": 1,
-        "step": 8,
+        "step": 12,
         "decode": 4,
         "prefill": 2,
         "prefill peer": 1,
     }
     assert isinstance(bench.device, EagerDevice)
-    # Three of four variants have a graph for each of two batches.
-    assert bench.device.num_graphs == 6
+    # Five of six variants have a graph for each of two batches.
+    assert bench.device.num_graphs == 10
+    # The kernels' cases, and four matrices of each of two layers in both kinds.
+    assert isinstance(bench.backend, PaddedReference)
+    kinds_packed = [type(weight).__name__ for weight in bench.backend.quantized]
+    assert (kinds_packed.count("ScaledWeight"), kinds_packed.count("GroupedWeight")) == (2 + 8, 2 + 8)
     assert all(figure["step_s"] > 0 for figure in bench.figures if figure["kind"] == "step")
 
 
@@ -50,8 +54,8 @@ def test_what_there_is_no_time_for_is_named() -> None:
     left_out = [figure["what"] for figure in bench.figures if figure["kind"] == "left out"]
     assert left_out == [
         "kernels: attention torch.bfloat16",
-        "steps of the model",
+        "steps of the model in bf16",
         "decode 1 x 40 torch.bfloat16",
         "prefill 24 over 0",
     ]
-    assert "left out for want of time: steps of the model" in lines
+    assert "left out for want of time: steps of the model in bf16" in lines
