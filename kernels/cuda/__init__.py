@@ -1,1 +1,1 @@
-"""Kernels in CUDA C++, where it serves better than Triton. Optional: compiled with nvcc at first use, and cached."""
+"""Kernels in CUDA C++, where it serves better than Triton. Optional: compiled at first use, and cached."""

@@ -72,6 +72,9 @@ def open_block_copier(device: torch.device) -> BlockCopier | None:
     except (CudaUnavailable, OSError, RuntimeError) as error:
         _log.info("blocks are copied between the tiers by the Triton kernel, the CUDA one cannot be had: %s", error)
         return None
+    _log.info(
+        "blocks are copied between the tiers by a CUDA kernel on %d thread blocks, tried on %s", _THREAD_BLOCKS, device
+    )
     return copier
 
 

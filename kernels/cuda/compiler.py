@@ -1,17 +1,20 @@
-"""From CUDA C++ to machine code of one architecture: nvcc, once for each source, compiler and architecture.
+"""From CUDA C++ to machine code of one architecture, once for each source, compiler and architecture.
 
-Knows files and a compiler; touches no device. What is compiled stays in the user's cache.
+The compiler is nvcc where it is installed, else NVRTC, which torch's CUDA builds bring along. Knows files and
+compilers; touches no device. What is compiled stays in the user's cache.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
 import shutil
 import subprocess
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
+
+from kernels.cuda.nvrtc import NvrtcError, find_nvrtc
 
 SOURCES = Path(__file__).parent
 _TIMEOUT_S = 300
@@ -31,18 +34,22 @@ def find_nvcc() -> Path | None:
 def compile_cubin(name: str, capability: int, cache: Path | None = None) -> bytes:
     """The machine code of SOURCES/name for a compute capability such as 90; sm_90 with its own instructions, 90a.
 
-    Raises CudaUnavailable without nvcc, or with what it says of the source.
+    Raises CudaUnavailable without a compiler, or with what it says of the source.
     """
     nvcc = find_nvcc()
-    if nvcc is None:
-        raise CudaUnavailable("nvcc is neither on the PATH nor in CUDA_HOME")
+    compiler = find_nvrtc() if nvcc is None else Nvcc(nvcc)
+    if compiler is None:
+        raise CudaUnavailable("nvcc is neither on the PATH nor in CUDA_HOME, and libnvrtc is not found")
     arch = f"{capability}a" if capability >= 90 else str(capability)
     source = SOURCES / name
-    identity = hashlib.sha256(source.read_bytes() + _version(nvcc).encode() + arch.encode()).hexdigest()[:32]
     folder = default_cache() if cache is None else cache
-    built = folder / f"{source.stem}-sm_{arch}-{identity}.cubin"
-    if not built.is_file():
-        _compile(nvcc, source, arch, built)
+    try:
+        identity = hashlib.sha256(source.read_bytes() + compiler.version.encode() + arch.encode()).hexdigest()[:32]
+        built = folder / f"{source.stem}-sm_{arch}-{identity}.cubin"
+        if not built.is_file():
+            _keep(compiler.compile(source, arch), built)
+    except NvrtcError as error:
+        raise CudaUnavailable(str(error)) from error
     return built.read_bytes()
 
 
@@ -52,19 +59,34 @@ def default_cache() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "octavo" / "cuda"
 
 
-def _compile(nvcc: Path, source: Path, arch: str, built: Path) -> None:
+def _keep(cubin: bytes, built: Path) -> None:
     """Written beside and renamed: another process may compile the same."""
     built.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=built.parent) as scratch:
         target = Path(scratch) / built.name
-        generate = f"arch=compute_{arch},code=sm_{arch}"
-        command = [str(nvcc), "-cubin", "-O3", "-std=c++17", f"-gencode={generate}", "-o", str(target), str(source)]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-        if result.returncode:
-            raise CudaUnavailable(f"{' '.join(command)} failed:\n{result.stderr[-4000:]}")
+        target.write_bytes(cubin)
         target.rename(built)
 
 
-@functools.cache
-def _version(nvcc: Path) -> str:
-    return subprocess.run([str(nvcc), "--version"], capture_output=True, text=True, timeout=60, check=True).stdout
+@dataclass(frozen=True)
+class Nvcc:
+    """The compiler of the CUDA toolkit."""
+
+    path: Path
+
+    @property
+    def version(self) -> str:
+        command = [str(self.path), "--version"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+    def compile(self, source: Path, arch: str) -> bytes:
+        """A cubin for an architecture such as "90a". Raises CudaUnavailable with the compiler's errors."""
+        with tempfile.TemporaryDirectory() as scratch:
+            target = Path(scratch) / "built.cubin"
+            generate = f"arch=compute_{arch},code=sm_{arch}"
+            options = ["-cubin", "-O3", "-std=c++17", f"-gencode={generate}", "-o", str(target)]
+            command = [str(self.path), *options, str(source)]
+            result = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+            if result.returncode:
+                raise CudaUnavailable(f"{' '.join(command)} failed:\n{result.stderr[-4000:]}")
+            return target.read_bytes()

@@ -6,12 +6,14 @@ import ctypes
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from kernels.cuda.block_copies import SOURCE, launch_arguments
 from kernels.cuda.compiler import SOURCES, CudaUnavailable, compile_cubin, find_nvcc
+from kernels.cuda.nvrtc import Nvrtc, NvrtcError, find_nvrtc
 
 # CUDA's words for a C++ compiler: a launch is a loop over threads.
 SHIM = """
@@ -61,11 +63,85 @@ def test_keeps_eight_loads_of_16_bytes_in_registers(tmp_path: Path) -> None:
     assert 32 <= registers <= 96
 
 
-def test_without_nvcc_the_reason_is_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.fixture
+def without_nvcc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    with pytest.raises(CudaUnavailable, match="nvcc is neither on the PATH nor in CUDA_HOME"):
+
+
+@pytest.mark.usefixtures("without_nvcc")
+@pytest.mark.skipif(find_nvrtc() is not None, reason="NVRTC takes nvcc's place here")
+def test_without_a_compiler_the_reason_is_given(tmp_path: Path) -> None:
+    with pytest.raises(CudaUnavailable, match="nvcc is neither on the PATH nor in CUDA_HOME, and libnvrtc is not"):
         compile_cubin(SOURCE, 90, tmp_path)
+
+
+@pytest.mark.usefixtures("without_nvcc")
+@pytest.mark.skipif(find_nvrtc() is None, reason="NVRTC is not installed; torch's CUDA builds bring it")
+@pytest.mark.parametrize("capability", [80, 90])
+def test_nvrtc_compiles_where_there_is_no_nvcc(tmp_path: Path, capability: int) -> None:
+    cubin = compile_cubin(SOURCE, capability, tmp_path / "cache")
+    assert cubin[:4] == b"\x7fELF"
+    assert b"copy_blocks" in cubin
+
+
+class _Calls:
+    """An NVRTC that compiles a source to its own name and options, or finds fault with it."""
+
+    def __init__(self, status: int = 0) -> None:
+        self.status = status
+        self.options: list[bytes] = []
+        self.nvrtcGetErrorString = _Named(b"out of luck")
+
+    def nvrtcVersion(self, major: Any, minor: Any) -> int:
+        major._obj.value, minor._obj.value = 13, 2
+        return 0
+
+    def nvrtcCreateProgram(self, program: Any, text: bytes, name: bytes, *headers: object) -> int:
+        assert text == (SOURCES / SOURCE).read_bytes()
+        return 0 if name == SOURCE.encode() else 1
+
+    def nvrtcCompileProgram(self, program: object, count: int, options: Any) -> int:
+        self.options = list(options[:count])
+        return self.status
+
+    def nvrtcGetCUBINSize(self, program: object, size: Any) -> int:
+        size._obj.value = 5
+        return 0
+
+    def nvrtcGetCUBIN(self, program: object, buffer: Any) -> int:
+        buffer.raw = b"\x00cubn"
+        return 0
+
+    def nvrtcGetProgramLogSize(self, program: object, size: Any) -> int:
+        size._obj.value = 9
+        return 0
+
+    def nvrtcGetProgramLog(self, program: object, buffer: Any) -> int:
+        buffer.raw = b"line 3: ?"
+        return 0
+
+    def nvrtcDestroyProgram(self, program: object) -> int:
+        return 0
+
+
+class _Named:
+    def __init__(self, name: bytes) -> None:
+        self._name = name
+
+    def __call__(self, status: int) -> bytes:
+        return self._name
+
+
+def test_nvrtc_is_asked_for_one_architecture_and_its_log_is_the_error() -> None:
+    calls: Any = _Calls()
+    nvrtc = Nvrtc(calls)
+    assert nvrtc.version == "13.2"
+    assert nvrtc.compile(SOURCES / SOURCE, "90a") == b"\x00cubn"
+    assert calls.options == [b"--gpu-architecture=sm_90a", b"--std=c++17"]
+    faulty: Any = _Calls(status=6)
+    with pytest.raises(NvrtcError, match=r"copy_blocks\.cu: line 3: \?"):
+        Nvrtc(faulty).compile(SOURCES / SOURCE, "80")
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
