@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -31,12 +32,22 @@ _NUM_THREADS = 2
 class GrammarCompiler:
     """One per worker. Called by the step thread alone; what it returns is ready when it is ready."""
 
-    def __init__(self, load_vocabulary: Callable[[], LLTokenizer], end_ids: Sequence[int]) -> None:
-        """Begins to load the vocabulary at once. `end_ids`: the model's end set, which may end any grammar."""
+    def __init__(
+        self, load_vocabulary: Callable[[], LLTokenizer], end_ids: Sequence[int], leisure_s: float = 0.0
+    ) -> None:
+        """`end_ids`: the model's end set, which may end any grammar.
+
+        The vocabulary is loaded for the first grammar, and for none after `leisure_s`: until then others may need the
+        cores more.
+        """
         self.end_ids = tuple(end_ids)
         self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="grammar")
-        self._vocabulary = self._pool.submit(load_vocabulary)
-        self._vocabulary.add_done_callback(_warn_of)
+        self._load_vocabulary = load_vocabulary
+        self._loading = threading.Lock()
+        self._vocabulary: Future[LLTokenizer] | None = None
+        self._timer = threading.Timer(leisure_s, self._begin_to_load)
+        self._timer.daemon = True
+        self._timer.start()
         # By digest, the latest used last: matchers at their grammar's start, of which rows get copies.
         self._compiled: OrderedDict[bytes, Future[LLMatcher]] = OrderedDict()
 
@@ -48,13 +59,22 @@ class GrammarCompiler:
 
     def close(self) -> None:
         """Ends the threads when they have done what they do."""
+        self._timer.cancel()
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _begin_to_load(self) -> Future[LLTokenizer]:
+        with self._loading:
+            if self._vocabulary is None:
+                self._vocabulary = self._pool.submit(self._load_vocabulary)
+                self._vocabulary.add_done_callback(_warn_of)
+            return self._vocabulary
 
     def _compile(self, grammar: types_pb2.Grammar) -> Future[LLMatcher]:
         key = hashlib.sha256(grammar.SerializeToString(deterministic=True)).digest()
         compiled = self._compiled.get(key)
         if compiled is None:
-            compiled = self._pool.submit(lambda: compile_grammar(self._vocabulary.result(), grammar))
+            vocabulary = self._begin_to_load()
+            compiled = self._pool.submit(lambda: compile_grammar(vocabulary.result(), grammar))
             self._compiled[key] = compiled
             while len(self._compiled) > NUM_KEPT:
                 self._compiled.popitem(last=False)

@@ -46,6 +46,8 @@ from worker_svc.weights.kv_scales import read_kv_scales
 
 _LOG = logging.getLogger(__name__)
 
+_GRAMMAR_LEISURE_S = 2.0
+
 
 @dataclass(frozen=True)
 class LoadedWorker:
@@ -111,9 +113,9 @@ def load(
 
 
 def _open_grammars(model: FoundModel, vocabulary: Vocabulary) -> GrammarCompiler:
-    """It reads the vocabulary beside the warm-up."""
+    """It reads the vocabulary once the first requests had their chance of the cores."""
     directory, size, end_ids = model.source.directory, vocabulary.size, vocabulary.end_token_ids
-    return GrammarCompiler(lambda: load_grammar_vocabulary(directory, size, end_ids), end_ids)
+    return GrammarCompiler(lambda: load_grammar_vocabulary(directory, size, end_ids), end_ids, _GRAMMAR_LEISURE_S)
 
 
 def _limits(config: WorkerConfig, model: FoundModel, vocabulary: Vocabulary, num_blocks: int) -> RunnerLimits:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import jsonschema
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
 from octavo.internal.v1 import types_pb2
@@ -81,6 +83,31 @@ def open_model(directory: Path, style: Style) -> Model:
     shape_of_runner = RunnerShape(vocab_size=tokenizer.get_vocab_size())
     runner = build_runner(directory, shape_of_runner, grammars=compiler_for(directory, tokenizer))
     return Model(directory, Driver(runner), tokenizer, END_ID)
+
+
+def test_the_vocabulary_is_loaded_for_the_first_grammar_or_when_there_is_leisure(models: dict[Style, Model]) -> None:
+    directory, tokenizer = models["byte_level"].directory, models["byte_level"].tokenizer
+    loads: list[threading.Event] = []
+
+    def compiler(leisure_s: float) -> GrammarCompiler:
+        loaded = threading.Event()
+        loads.append(loaded)
+
+        def load() -> LLTokenizer:
+            loaded.set()
+            return load_grammar_vocabulary(directory, tokenizer.get_vocab_size(), [END_ID])
+
+        return GrammarCompiler(load, [END_ID], leisure_s)
+
+    busy, idle = compiler(leisure_s=3600.0), compiler(leisure_s=0.0)
+    try:
+        assert loads[1].wait(60.0)
+        assert not loads[0].is_set()
+        assert busy.start(regex("[ab]+"), []).result(60.0)
+        assert loads[0].is_set()
+    finally:
+        busy.close()
+        idle.close()
 
 
 @pytest.fixture(scope="module")
