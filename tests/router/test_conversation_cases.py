@@ -8,10 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
+from octavo.v1 import inference_pb2 as pb
 from tests.fakes.router_stack import MODEL, TURN, Stack, in_loop, stack, write_text_model
 from tests.router.chat_models import write_hermes_model, write_llama_model, write_mistral_model
+from tests.router.test_grpc import refusal, stub
 
 USER = {"role": "user", "content": "q"}
 CANARY = "canary-7f3a"
@@ -24,6 +27,17 @@ def tool_turns(arguments: object) -> list[dict[str, Any]]:
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": "result-of-f"},
     ]
+
+
+def grpc_turns(arguments: str) -> pb.ChatUnaryRequest:
+    """The same turns."""
+    call = pb.ToolCall(id="c1", name="f", arguments_json=arguments)
+    turns = [
+        pb.ChatMessage(role="user", content="q"),
+        pb.ChatMessage(role="assistant", tool_calls=[call]),
+        pb.ChatMessage(role="tool", tool_call_id="c1", content="result-of-f"),
+    ]
+    return pb.ChatUnaryRequest(request=pb.ChatRequest(messages=turns))
 
 
 def last_prompt(made: Stack) -> str:
@@ -42,10 +56,16 @@ async def test_f24_a_tool_turn_can_be_echoed_back(tmp_path: Path, write: Callabl
             prompt = last_prompt(made)
             assert f'"arguments": {json.dumps(shown)}' in prompt
             assert prompt.index('"name": "f"') < prompt.index("result-of-f")
+            if isinstance(arguments, str):
+                await stub(made).ChatUnary(grpc_turns(arguments))
+                assert last_prompt(made) == prompt
         for bad in ("[]", "{bad", "7", [1]):
             answer = await made.http.post("/v1/chat/completions", json={"messages": tool_turns(bad)})
             assert answer.status_code == 400
             assert answer.json()["error"]["param"] == "messages[1].tool_calls[0].function.arguments"
+            if isinstance(bad, str):
+                code, _, field = await refusal(stub(made).ChatUnary(grpc_turns(bad)))
+                assert (code, field) == (grpc.StatusCode.INVALID_ARGUMENT, answer.json()["error"]["param"])
         answer = await made.http.post("/v1/chat/completions", json={"messages": [{"role": "assistant"}]})
         assert answer.json()["error"]["param"] == "messages[0].content"
 

@@ -53,7 +53,7 @@ def read_stripping(pieces: list[bytes]) -> list[str]:
 
 
 @in_loop
-async def test_no_event_is_lost_behind_a_comment() -> None:
+async def test_f48_silence_is_filled_by_comments_and_no_event_is_lost_behind_one() -> None:
     connection = Connection()
 
     @contextlib.asynccontextmanager

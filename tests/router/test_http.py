@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from octavo.client import AsyncClient, InvalidArgument
 from octavo.internal.v1 import scheduler_pb2, types_pb2
 from octavo.internal.v1 import types_pb2 as types
 from router.metrics_catalogue import REFUSALS
@@ -116,8 +117,12 @@ async def test_what_a_chat_cannot_do_is_refused_by_its_path(model_dir: Path) -> 
 
 
 @in_loop
-async def test_f20_a_model_without_a_template_still_completes(tmp_path: Path) -> None:
+async def test_f20_a_model_without_a_template_still_completes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with stack(write_text_model(tmp_path, template="")) as made:
+        assert "has no chat template" in caplog.text
+        async with AsyncClient(made.grpc_address) as client:
+            with pytest.raises(InvalidArgument, match="chat_template"):
+                await client.chat([{"role": "user", "content": "hi"}])
         error = await refused(made, "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
         assert "chat_template" in error["message"]
         made.say("ok")

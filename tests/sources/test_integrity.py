@@ -159,6 +159,7 @@ def test_f52_other_damage_to_a_gguf_is_named(smollm2: ModelSource, tmp_path: Pat
         (LFS_POINTER.encode(), ProblemKind.LFS_POINTER),
         (b"PK\x03\x04 not a model at all, whatever its name says", ProblemKind.MALFORMED),
         (struct.pack("<4sIQQ", b"GGUF", 3, 1 << 60, 0), ProblemKind.TRUNCATED),
+        (struct.pack("<4sIQQ", b"GGUF", 3, 0, 1 << 63), ProblemKind.TRUNCATED),
     ):
         path = tmp_path / "m.gguf"
         path.write_bytes(content)

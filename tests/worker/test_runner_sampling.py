@@ -38,6 +38,12 @@ def test_f18_without_end_set_only_length_ends(parrot: ScriptedModel, parrot_driv
     assert (len(sequence.output), sequence.finish) == (9, LENGTH)
 
 
+def test_f18_nothing_to_mask_leaves_the_last_token_as_it_is(driver: Driver) -> None:
+    last = TINY_VOCAB_SIZE - 1
+    params = {"bias_token_ids": [last], "bias_values": [100.0], "min_tokens": 3, "max_tokens": 3}
+    assert run(driver, [7], **params).output == [last] * 3
+
+
 def test_a_stop_id_ends_unlisted(parrot: ScriptedModel, parrot_driver: Driver) -> None:
     third = parrot.script_ids[2]
     sequence = run(parrot_driver, [parrot.trigger_id], stop_token_ids=[third], end_token_ids=[parrot.end_id])

@@ -164,7 +164,7 @@ async def test_every_grpc_method_but_health_needs_the_key(model_dir: Path) -> No
 
 
 @in_loop
-async def test_a_key_decides_the_tenant_and_clients_do_not(model_dir: Path, tmp_path: Path) -> None:
+async def test_f70_a_key_decides_the_tenant_and_clients_do_not(model_dir: Path, tmp_path: Path) -> None:
     acme = add_key(tmp_path / "keys.json", "acme")
     async with keyed(model_dir, tmp_path) as (made, _):
         claims = {**BODY, "tenant": "other", "cache_salt": "s", "user": "other"}
@@ -284,7 +284,7 @@ async def test_only_listed_addresses_come_in_and_only_a_trusted_proxy_speaks_for
 
 
 @in_loop
-async def test_no_key_is_in_a_log_or_an_answer(model_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_f72_no_key_is_in_a_log_or_an_answer(model_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         async with stack(model_dir, api_key=KEY) as made:
             made.say("ok")
