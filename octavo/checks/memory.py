@@ -19,6 +19,9 @@ def memory_fits(facts: Facts) -> Finding | None:
     if need.host_bytes:
         measured += f", host tier {format_bytes(need.host_bytes)} (--swap-space)"
     limit = f"{format_bytes(free)} free, {format_bytes(others)} held by other processes"
+    if facts.model.other_models_bytes:
+        limit += f", {format_bytes(facts.model.other_models_bytes)} wanted by the stack's other models"
+        free -= facts.model.other_models_bytes
     if facts.model.num_ranks > 1:
         measured += f", for {facts.model.num_local_ranks} ranks together"
     num, total = facts.model.num_replicas, facts.model.num_replicas * need.total_bytes

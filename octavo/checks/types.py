@@ -119,6 +119,8 @@ class ModelFacts:
     """Ranks that hold the model together; `memory` is that of those on this machine, `kv_pool` each one's."""
     num_local_ranks: int = 1
     divided_sizes: DividedSizes | None = None
+    other_models_bytes: int = 0
+    """What the other models of the stack take on this machine."""
     tokenizer: TokenizerFacts | None = None
     """None where nobody looked."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from octavo.addresses import UNIX_PREFIX
 from octavo.checks import collect
 from octavo.checks.registry import checks_for, failures, run_checks, warnings
-from octavo.checks.types import Finding
+from octavo.checks.types import Facts, Finding, ModelFacts
 from octavo.process import StartError
 from router.config import RouterConfig
 from scheduler_svc.config import SchedulerConfig
@@ -40,18 +41,40 @@ def check_service(name: str, config: Any) -> None:
     enforce(run_checks(collect.collect(ports, model), checks_for(name)))
 
 
-def check_stack(router: RouterConfig, worker: WorkerConfig, num_workers: int) -> None:
-    """Check what a whole stack of so many workers needs. Raises StartError with the first failure."""
-    if launched_place(os.environ, worker.tensor_parallel_size) is not None:
+def check_stack(router: RouterConfig, workers: Sequence[WorkerConfig]) -> None:
+    """Check what a whole stack needs, whose workers stand model by model. Raises StartError with the first failure."""
+    first = workers[0]
+    if launched_place(os.environ, first.tensor_parallel_size) is not None:
         raise StartError(
             f"WORLD_SIZE is {os.environ['WORLD_SIZE']}: a launcher starts workers, and `octavo serve` its own. Unset "
             "it and give --tensor-parallel-size, or launch `octavo worker` beside a router and a scheduler"
         )
-    if worker.simulate:
+    if first.simulate:
         enforce(run_checks(collect.collect(router_ports(router), None), checks_for("router", "scheduler")))
-    else:
-        model = replace(model_request(worker), num_replicas=num_workers)
-        enforce(run_checks(collect.collect(router_ports(router), model)))
+        return
+    kinds = Counter((worker.model, worker.served_model_name) for worker in workers)
+    requests = [replace(model_request(first), name=model, num_replicas=num) for (model, _), num in kinds.items()]
+    found = collect_stack(router_ports(router), requests)
+    enforce(list(dict.fromkeys(finding for facts in found for finding in run_checks(facts))))
+
+
+def collect_stack(ports: Sequence[collect.PortRequest], models: Sequence[collect.ModelRequest]) -> list[Facts]:
+    """What the checks look at for each model of a stack: ports with the first, memory beside what the others take."""
+    found = [collect.collect(ports if index == 0 else (), model) for index, model in enumerate(models)]
+    needs = [_need(facts.model) for facts in found]
+    num_devices = sum(model.num_replicas * model.num_local_ranks for model in models)
+    return [
+        replace(
+            facts,
+            model=facts.model and replace(facts.model, other_models_bytes=sum(needs) - need),
+            cards=facts.cards and replace(facts.cards, num_devices=num_devices),
+        )
+        for facts, need in zip(found, needs, strict=True)
+    ]
+
+
+def _need(model: ModelFacts | None) -> int:
+    return 0 if model is None or model.memory is None else model.num_replicas * model.memory.total_bytes
 
 
 def enforce(findings: Sequence[Finding]) -> None:

@@ -24,6 +24,8 @@ class Readiness:
     phase: str = ""
     done: int = 0
     total: int = 0
+    waiting_for: frozenset[str] = frozenset()
+    """Models of which no token can be produced yet."""
 
 
 async def ask(host: str, port: int, timeout_s: float = 2.0) -> Readiness | None:
@@ -64,7 +66,9 @@ def _read(status: int, answer: dict[str, Any]) -> Readiness:
     phases = [phase for phase in answer.get("phases") or [] if isinstance(phase, dict)]
     running = [phase for phase in phases if not phase.get("ended")]
     ready = status == 200 and answer.get("ready") is True
+    waiting_for = frozenset(name for name, reason in dict(answer.get("reasons") or {}).items() if reason)
     if not running:
-        return Readiness(ready)
+        return Readiness(ready, waiting_for=waiting_for)
     last = running[-1]
-    return Readiness(ready, str(last.get("name", "")), int(last.get("done") or 0), int(last.get("total") or 0))
+    done, total = int(last.get("done") or 0), int(last.get("total") or 0)
+    return Readiness(ready, str(last.get("name", "")), done, total, waiting_for)

@@ -6,12 +6,11 @@ Decides the internal addresses and what each process is told; starting and endin
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from octavo.commands import command_line
 from octavo.commands.command_line import ServeConfig
@@ -47,9 +46,8 @@ class StackConfig:
     serve: ServeConfig
     router: RouterConfig
     scheduler: SchedulerConfig
-    worker: WorkerConfig
-    worker_metrics_ports: tuple[int, ...] = (0,)
-    """One a worker."""
+    workers: tuple[WorkerConfig, ...]
+    """One a process; those of the first model come first."""
 
 
 def serve(words: Sequence[str]) -> int:
@@ -76,8 +74,9 @@ def read_options(words: Sequence[str]) -> StackConfig:
     )
     serve_config = from_args(ServeConfig, namespace)
     scheduler_port = serve_config.scheduler_port or free_port(_LOOPBACK)
-    metrics_ports = _metrics_ports(serve_config)
     router = from_args(RouterConfig, namespace, scheduler_address=f"{_LOOPBACK}:{scheduler_port}")
+    num_workers = serve_config.data_parallel_size * (1 + len(router.further_sources))
+    metrics_ports = _metrics_ports(serve_config, num_workers)
     scheduler = from_args(
         SchedulerConfig,
         namespace,
@@ -88,21 +87,25 @@ def read_options(words: Sequence[str]) -> StackConfig:
         max_num_batched_tokens=None,
     )
     worker = from_args(WorkerConfig, namespace, scheduler_address=router.scheduler_address, metrics_port=0)
-    worker = _share(worker, serve_config.data_parallel_size)
-    return StackConfig(serve_config, _with_ports(router), scheduler, worker, metrics_ports[1:])
+    others = router.further_sources.items()
+    models = [worker, *(replace(worker, model=source, served_model_name=name) for name, source in others)]
+    workers = [_share(one, num_workers) for one in models for _ in range(serve_config.data_parallel_size)]
+    one = num_workers == 1  # then there is nothing to deal out, and looking for cards would only cost time
+    devices = (worker.device,) if one else worker_devices(worker, num_workers, collect_gpus())
+    placed = zip(workers, devices, metrics_ports[1:], strict=True)
+    return StackConfig(
+        serve_config,
+        _with_ports(router),
+        scheduler,
+        tuple(replace(each, device=device, metrics_port=port) for each, device, port in placed),
+    )
 
 
 def child_specs(stack: StackConfig) -> tuple[ChildSpec, ...]:
     """The processes of the stack, in the order in which they drain: requests end before what computes them."""
     python = (sys.executable, "-m", "octavo")
-    num_workers = stack.serve.data_parallel_size
-    names = ["worker"] if num_workers == 1 else [f"worker-{number}" for number in range(1, num_workers + 1)]
-    one = num_workers == 1  # then there is nothing to deal out, and looking for cards would only cost time
-    devices = (stack.worker.device,) if one else worker_devices(stack.worker, num_workers, collect_gpus())
-    workers = [
-        dataclasses.replace(stack.worker, metrics_port=port, device=device)
-        for port, device in zip(stack.worker_metrics_ports, devices, strict=True)
-    ]
+    workers = stack.workers
+    names = ["worker"] if len(workers) == 1 else [f"worker-{number}" for number, _ in enumerate(workers, 1)]
     return (
         ChildSpec("router", (*python, "router", *to_arguments(stack.router)), secret_environment(stack.router)),
         ChildSpec("scheduler", (*python, "scheduler", *to_arguments(stack.scheduler))),
@@ -125,7 +128,7 @@ def metrics_addresses(stack: StackConfig) -> list[str]:
     """Where Prometheus finds each process: host:port of the router, the scheduler and the workers."""
     router, scheduler = stack.router, stack.scheduler
     host = reachable_host(scheduler.metrics_host)
-    ports = (scheduler.metrics_port, *stack.worker_metrics_ports)
+    ports = (scheduler.metrics_port, *(worker.metrics_port for worker in stack.workers))
     return [f"{reachable_host(router.host)}:{router.http_port}", *(f"{host}:{port}" for port in ports)]
 
 
@@ -141,7 +144,7 @@ def greeting(router: RouterConfig, metrics: Sequence[str] = ()) -> list[str]:
         scheme, options, arguments = "https", " --tls-ca CA.pem", ', tls=octavo.Tls(ca="CA.pem")'
     return [
         "",
-        f"Octavo serves {router.served_model_name or router.model}",
+        f"Octavo serves {', '.join((router.name, *router.further_sources))}",
         f"  HTTP   {scheme}://{http}/v1",
         f"  gRPC   {grpc}",
         "Talk to it:" if not router.asks_for_keys else "Talk to it, with a key in OCTAVO_API_KEY:",
@@ -169,12 +172,12 @@ def _share(worker: WorkerConfig, num_workers: int) -> WorkerConfig:
         return worker
     num_threads = worker.num_threads or max(1, usable_cpus() // (num_workers * worker.tensor_parallel_size))
     fraction = max(0.01, worker.kv_memory_fraction / num_workers)
-    return dataclasses.replace(worker, num_threads=num_threads, kv_memory_fraction=fraction)
+    return replace(worker, num_threads=num_threads, kv_memory_fraction=fraction)
 
 
-def _metrics_ports(serve: ServeConfig) -> tuple[int, ...]:
+def _metrics_ports(serve: ServeConfig, num_workers: int) -> tuple[int, ...]:
     """The scheduler's, then one a worker: following each other where the first is given, else free ones."""
-    count = 1 + serve.data_parallel_size
+    count = 1 + num_workers
     last = serve.metrics_port + count - 1
     if last > _LAST_PORT:
         remedy = f"Use at most {_LAST_PORT - count + 1}, or 0 for free ones"
@@ -193,10 +196,10 @@ def _with_ports(router: RouterConfig) -> RouterConfig:
     grpc_port = router.grpc_port or free_port(router.host)
     while grpc_port == http_port:  # the system may offer a port again that nobody has bound yet
         grpc_port = free_port(router.host)
-    router = dataclasses.replace(router, http_port=http_port, grpc_port=grpc_port)
+    router = replace(router, http_port=http_port, grpc_port=grpc_port)
     if router.health_port is None and (router.tls_cert is not None or router.allow_networks):
         # The supervisor asks whether its router is ready from this machine, and holds no certificate.
-        return dataclasses.replace(router, health_host=_LOOPBACK, health_port=free_port(_LOOPBACK))
+        return replace(router, health_host=_LOOPBACK, health_port=free_port(_LOOPBACK))
     return router
 
 
@@ -206,11 +209,12 @@ async def _supervise(stack: StackConfig) -> int:
     if stack.router.health_port is not None:
         probed, port = stack.router.health_host or stack.router.host, stack.router.health_port
     host = reachable_host(probed).strip("[]")
+    names = (stack.router.name, *stack.router.further_sources)
 
     async def wait_ready() -> None:
         while True:
             answer = await readiness.ask(host, port)
-            if answer is not None and answer.ready:
+            if answer is not None and answer.ready and not answer.waiting_for.intersection(names):
                 return
             if answer is not None and answer.total:
                 console.status(progress_bar(answer.phase, answer.done, answer.total))
@@ -232,7 +236,7 @@ def _check(stack: StackConfig) -> None:
     """Runs beside the children's imports. None of them listens yet, so a port in use is somebody else's."""
     from octavo.commands import preflight
 
-    preflight.check_stack(stack.router, stack.worker, stack.serve.data_parallel_size)
+    preflight.check_stack(stack.router, stack.workers)
 
 
 async def _demonstrate(router: RouterConfig) -> None:

@@ -112,7 +112,7 @@ def test_serve_hands_each_option_to_the_process_it_belongs_to() -> None:
             port=stack.scheduler.port, enable_prefix_caching=False, metrics_port=stack.scheduler.metrics_port
         ),
         "worker": WorkerConfig(
-            "m", "n", scheduler_address=address, max_num_seqs=8, metrics_port=stack.worker_metrics_ports[0]
+            "m", "n", scheduler_address=address, max_num_seqs=8, metrics_port=stack.workers[0].metrics_port
         ),
     }
 
@@ -122,15 +122,37 @@ def test_serve_runs_as_many_workers_as_asked_and_shares_the_machine() -> None:
     specs = child_specs(stack)
     assert [spec.name for spec in specs] == ["router", "scheduler", "worker-1", "worker-2"]
     differing = [(one, other) for one, other in zip(specs[2].command, specs[3].command, strict=True) if one != other]
-    assert differing == [tuple(f"--metrics-port={port}" for port in stack.worker_metrics_ports)]
+    assert differing == [tuple(f"--metrics-port={worker.metrics_port}" for worker in stack.workers)]
     assert stack.scheduler.port == 4711
-    assert stack.worker.scheduler_address == "127.0.0.1:4711"
-    assert stack.worker.num_threads == max(1, usable_cpus() // 2)
-    assert stack.worker.kv_memory_fraction == WorkerConfig().kv_memory_fraction / 2
-    assert read_options(["--data-parallel-size", "2", "--num-threads", "3"]).worker.num_threads == 3
-    simulated = read_options(["--data-parallel-size", "2", "--simulate"]).worker
+    assert stack.workers[0].scheduler_address == "127.0.0.1:4711"
+    assert stack.workers[0].num_threads == max(1, usable_cpus() // 2)
+    assert stack.workers[0].kv_memory_fraction == WorkerConfig().kv_memory_fraction / 2
+    assert read_options(["--data-parallel-size", "2", "--num-threads", "3"]).workers[1].num_threads == 3
+    simulated = read_options(["--data-parallel-size", "2", "--simulate"]).workers[0]
     assert without_effect(simulated) == []
     assert "octavo top --scheduler-address 127.0.0.1:4711" in "\n".join(greeting(stack.router))
+
+
+def test_serve_runs_workers_of_every_model_that_is_named() -> None:
+    words = ["/models/base", "--model", "coder=/models/coder", "--model", "hub=a/b", "--data-parallel-size", "2"]
+    stack = read_options([*words, "--max-num-seqs", "8"])
+    assert [(worker.model, worker.served_model_name) for worker in stack.workers] == [
+        ("/models/base", None),
+        ("/models/base", None),
+        ("/models/coder", "coder"),
+        ("/models/coder", "coder"),
+        ("a/b", "hub"),
+        ("a/b", "hub"),
+    ]
+    assert {worker.num_threads for worker in stack.workers} == {max(1, usable_cpus() // 6)}
+    assert {worker.max_num_seqs for worker in stack.workers} == {8}
+    assert len({worker.metrics_port for worker in stack.workers}) == 6
+    specs = child_specs(stack)
+    assert len({spec.name for spec in specs}) == 8
+    assert "--model=coder=/models/coder" in specs[0].command
+    assert greeting(stack.router)[1] == "Octavo serves base, coder, hub"
+    with pytest.raises(OptionError, match="--model /models/x: is not NAME=MODEL"):
+        read_options(["--model", "/models/x"])
 
 
 def test_a_simulated_worker_names_what_changes_nothing() -> None:
@@ -180,8 +202,8 @@ def test_an_option_that_another_overrules_is_named() -> None:
 
 def test_differences_of_a_child_name_what_the_user_gave() -> None:
     stack = read_options(["--max-model-len", "512"])
-    assert "--max-model-len 512 (default unset)" in differences(stack.worker)
-    assert "--max-model-len=512" in to_arguments(stack.worker)
+    assert "--max-model-len 512 (default unset)" in differences(stack.workers[0])
+    assert "--max-model-len=512" in to_arguments(stack.workers[0])
 
 
 def test_an_unknown_command_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
