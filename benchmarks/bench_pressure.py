@@ -19,6 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -37,6 +38,7 @@ from octavo.machine import collect_machine, usable_cpus
 from octavo.precision import resolve_dtype
 from octavo.sources import resolve
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode
+from scheduler_svc.core.statistics import ReplicaStatistics
 from tests.worker.harness import RunnerShape, build_runner
 
 Figures = dict[str, object]
@@ -103,7 +105,11 @@ def served(options: argparse.Namespace, folder: Path) -> Figures:
         scarce.client.generate(prompt_of(-1, NUM_IN), max_tokens=2)
         rate_of_twenty, texts, num_preemptions = closed_loop(scarce.client, 2 * TEN_CLIENTS, num_requests, num_out)
         time.sleep(2)  # advice is given once a second
-        advice = [line for line in scarce.log.read_text(errors="replace").splitlines() if "preemptions so far" in line]
+        advice = [
+            line
+            for line in scarce.log.read_text(errors="replace").splitlines()
+            if "KV blocks" in line and "too few" in line
+        ]
     pressure: Figures = {
         "ten clients, ample KV, tokens/s": round(rate_of_ten, 1),
         f"twenty clients, {num_blocks} blocks, tokens/s": round(rate_of_twenty, 1),
@@ -174,7 +180,11 @@ def displaced_ms(pair: CoreOnRunner, scale: float) -> float:
 
 
 def ways_to_preempt(options: argparse.Namespace) -> Figures:
-    """Each mode in turn, some rounds; of each the least time per output token, for the machine's noise only adds."""
+    """Each mode in turn, some rounds; of each the least time per output token, for the machine's noise only adds.
+
+    Beside the rates stands what each mode did, and by which costs auto chose: a difference in rate without one in these
+    is the machine's.
+    """
     num_blocks = NUM_LONG * -(-(LONG_IN + LONG_OUT) // BLOCK_SIZE)
     source = resolve(options.model)
     stored = None if source.is_gguf else json.loads((source.directory / "config.json").read_text()).get("torch_dtype")
@@ -182,18 +192,31 @@ def ways_to_preempt(options: argparse.Namespace) -> Figures:
     shape = RunnerShape(16, num_blocks, BLOCK_SIZE, 512, 512, num_host_blocks=4 * num_blocks)
     runner = build_runner(source, shape, dtype, open_backend("auto", usable_cpus()))
     rates: dict[str, list[float]] = {mode.value: [] for mode in PreemptionMode}
-    preemptions: dict[str, dict[str, int]] = {}
-    for _ in range(max(1, math.ceil(2 * options.scale))):
-        for mode in PreemptionMode:
+    done: dict[str, dict[str, object]] = {}
+    modes = deque(PreemptionMode)
+    for _ in range(max(1, math.ceil(3 * options.scale))):
+        modes.rotate()  # so that none always follows the same other
+        for mode in modes:
             pair = CoreOnRunner(runner, CoreLimits(preemption_mode=mode), shape.num_host_blocks)
             took_ms = displaced_ms(pair, options.scale)
             rates[mode.value].append(sum(len(story.token_ids) for story in pair.stories.values()) / took_ms * 1e3)
-            preemptions[mode.value] = dict(pair.statistics.num_preemptions_by_kind)
+            done[mode.value] = _what_was_done(pair.statistics)
     best = {mode: max(found) for mode, found in rates.items()}
     return {
         "tokens/s": {mode: [round(rate, 2) for rate in found] for mode, found in rates.items()},
         "auto : best": round(best["auto"] / max(best["swap"], best["recompute"]), 3),
-        "preemptions": preemptions,
+        "what was done": done,
+    }
+
+
+def _what_was_done(replica: ReplicaStatistics) -> dict[str, object]:
+    return {
+        "preemptions": dict(replica.num_preemptions_by_kind),
+        "blocks to host": replica.num_demoted_blocks,
+        "blocks back": replica.num_promoted_blocks,
+        "tokens computed again": replica.num_recomputed_tokens,
+        "ms to compute a block": None if replica.token_ns is None else round(BLOCK_SIZE * replica.token_ns / 1e6, 3),
+        "ms to copy a block": None if replica.copy_ns is None else round(replica.copy_ns / 1e6, 3),
     }
 
 
