@@ -10,7 +10,6 @@ import logging
 from dataclasses import dataclass
 
 import torch
-from tokenizers import Tokenizer
 
 from octavo.machine import collect_machine
 from octavo.memory import ModelShape
@@ -18,14 +17,15 @@ from octavo.model_families import ModelConfigError
 from octavo.precision import dtype_reason, resolve_dtype
 from octavo.process import StartError
 from octavo.sharding import ShardingError
-from octavo.sources import ModelSource, end_token_ids, resolve, tokenizer_hash, vocabulary_facts
+from octavo.sources import ModelSource, resolve, tokenizer_hash
+from octavo.sources.cache import cache_root
 from worker_svc.config import WorkerConfig
 from worker_svc.fingerprint import model_fingerprint
 from worker_svc.kv_cache import model_shape, resolve_max_model_len
 from worker_svc.model.families import parse_config
 from worker_svc.model.sharding import ModelShard, shard_model
 from worker_svc.parallel.group import Membership
-from worker_svc.warm_up import PROBE_TEXT
+from worker_svc.tokenizer_facts import tokenizer_facts
 from worker_svc.weights import Checkpoint
 
 _LOG = logging.getLogger(__name__)
@@ -92,22 +92,20 @@ def find_model(config: WorkerConfig, ranks: Membership, *, is_on_cpu: bool) -> F
 def read_vocabulary(model: FoundModel) -> Vocabulary:
     """Raises StartError when the tokenizer knows ids for which the embedding has no row."""
     directory, num_rows = model.source.directory, model.shard.whole.num_embedding_rows
-    facts = vocabulary_facts(directory)
+    facts = tokenizer_facts(directory, cache_root())
     if facts.highest_token_id >= num_rows:
         raise StartError(
             f"{directory / 'tokenizer.json'} has token id {facts.highest_token_id}, the embedding has {num_rows} rows "
             "(vocab_size): the tokenizer does not belong to these weights; use the model's own"
         )
     size = facts.highest_token_id + 1
-    ends = sorted(end_token_ids(directory))
-    if beyond := [token_id for token_id in ends if token_id >= size]:
+    if beyond := [token_id for token_id in facts.end_token_ids if token_id >= size]:
         _LOG.warning("end ids %s are not in the tokenizer's vocabulary of %d and are never sampled", beyond, size)
-    probe = Tokenizer.from_file(str(directory / "tokenizer.json")).encode(PROBE_TEXT).ids
     return Vocabulary(
         size=size,
-        end_token_ids=tuple(token_id for token_id in ends if token_id < size),
+        end_token_ids=tuple(token_id for token_id in facts.end_token_ids if token_id < size),
         tokenizer_hash=tokenizer_hash(directory),
-        probe_token_ids=tuple(probe),
+        probe_token_ids=facts.probe_token_ids,
     )
 
 

@@ -22,6 +22,8 @@ from octavo.sources.model_source import SourceError
 
 _log = logging.getLogger(__name__)
 
+_DIGESTS = "digests"
+
 
 def cache_root(cache_dir: Path | None = None) -> Path:
     """`cache_dir` if given, else $OCTAVO_CACHE, else $XDG_CACHE_HOME/octavo, else ~/.cache/octavo."""
@@ -134,46 +136,47 @@ def file_sha256(path: Path, root: Path) -> str:
 def remembered_sha256(path: Path, root: Path) -> str | None:
     """The digest of a file as it is now, if it is already known; the file is not read."""
     key = _identity(path.resolve())
-    return _remembered(_memory(root, key), key)
+    entry = remembered(root, _DIGESTS, key)
+    digest = None if entry is None or entry.get("file") != key else entry.get("sha256")
+    return digest if isinstance(digest, str) and len(digest) == 64 else None
 
 
 def remember_sha256(path: Path, root: Path, digest: str) -> None:
-    """Record a digest already known, so that `file_sha256` need not read the file.
+    """Record a digest already known, so that `file_sha256` need not read the file."""
+    if remembered_sha256(path, root) is None:
+        key = _identity(path.resolve())
+        remember(root, _DIGESTS, key, {"file": key, "sha256": digest})
 
-    A cache that cannot be written only costs the reading, so it is a warning.
-    """
-    key = _identity(path.resolve())
-    memory = _memory(root, key)
-    if _remembered(memory, key) is not None:
-        return
+
+def remembered(root: Path, kind: str, key: str) -> dict[str, object] | None:
+    """What was remembered under this key, if anything; the key says all that it depends on."""
+    try:
+        entry = json.loads(_memory(root, kind, key).read_text())
+    except (OSError, ValueError):
+        return None
+    return entry if isinstance(entry, dict) else None
+
+
+def remember(root: Path, kind: str, key: str, entry: dict[str, object]) -> None:
+    """Keep an entry in the cache under `root`. One that cannot be written only costs the work, so it is a warning."""
+    memory = _memory(root, kind, key)
     try:
         memory.parent.mkdir(parents=True, exist_ok=True)
         descriptor, draft = tempfile.mkstemp(dir=memory.parent)
         with os.fdopen(descriptor, "w") as stream:
-            json.dump({"file": key, "sha256": digest}, stream)
+            json.dump(entry, stream)
         os.replace(draft, memory)
     except OSError as error:
-        _log.warning("digest of %s not remembered, it will be computed again: %s", path, error)
+        _log.warning("%s not remembered, to be found out again: %s", memory, error)
 
 
-def _memory(root: Path, key: str) -> Path:
-    return root / "digests" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
+def _memory(root: Path, kind: str, key: str) -> Path:
+    return root / kind / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
 
 def _identity(real: Path) -> str:
     status = real.stat()
     return f"{real}\n{status.st_size}\n{status.st_mtime_ns}\n{status.st_ino}"
-
-
-def _remembered(memory: Path, key: str) -> str | None:
-    try:
-        entry = json.loads(memory.read_text())
-    except (OSError, ValueError):
-        return None
-    if not isinstance(entry, dict) or entry.get("file") != key:
-        return None
-    digest = entry.get("sha256")
-    return digest if isinstance(digest, str) and len(digest) == 64 else None
 
 
 def _flush_to_disk(path: Path) -> None:
