@@ -43,7 +43,7 @@ RENAMED: Mapping[str, str] = {
     "--pipeline-parallel-size": f"{_NOT_YET}: use --tensor-parallel-size",
     "--distributed-executor-backend": "does not exist: ranks are processes of their own, started by the worker or by a "
     "launcher such as torchrun",
-    "--quantization": "needs no option: config.json says how weights are quantized; they are dequantized when loaded",
+    "--quantization": "needs no option: config.json says how weights are quantized",
     "--enable-lora": _NOT_YET,
     "--speculative-config": _NOT_YET,
     "--chat-template": f"{_NOT_YET}: the template beside the tokenizer is used",
