@@ -81,7 +81,8 @@ def gpu_bench(seconds: float) -> tuple[Bench, bool]:
     place = torch.device("cuda", 0)
     device = CudaDevice(place)
     has_fp8 = torch.cuda.get_device_capability(place) >= (8, 9)
-    return Bench(device, TritonBackend(place), FULL, time.monotonic() + seconds, _say), has_fp8
+    kernels = TritonBackend(place), TritonBackend(place, batch_invariant=True)
+    return Bench(device, *kernels, FULL, time.monotonic() + seconds, _say), has_fp8
 
 
 def toy_bench(seconds: float) -> Bench:
@@ -89,7 +90,7 @@ def toy_bench(seconds: float) -> Bench:
     from tests.fakes.eager_device import EagerDevice, PaddedReference
 
     torch.manual_seed(0)
-    return Bench(EagerDevice(), PaddedReference(), TOY, time.monotonic() + seconds, _say)
+    return Bench(EagerDevice(), PaddedReference(), PaddedReference(), TOY, time.monotonic() + seconds, _say)
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -113,10 +113,11 @@ COMPILED = replace(
 
 @dataclass
 class Bench:
-    """One run. `figures` gathers what goes to the JSON file."""
+    """One run. `figures` gathers what goes to the JSON file; `invariant` are the kernels in batch-invariant mode."""
 
     device: Device
     backend: Backend
+    invariant: Backend
     sizes: Sizes
     ends_at_s: float
     say: Callable[[str], None]

@@ -39,7 +39,7 @@ class CompilingBackend(TritonBackend):
         return plan  # type: ignore[no-any-return]
 
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
-        if isinstance(packed, TritonLinear):
+        if isinstance(packed, TritonLinear) and not self.info.batch_invariant:
             return torch.zeros(x.shape[0], packed.out_features, dtype=x.dtype)
         return super().linear(x, packed)
 
@@ -56,8 +56,9 @@ def compile_all(say: Callable[[str], None]) -> list[dict[str, object]]:
 def compile_for(capability: int, say: Callable[[str], None]) -> dict[str, object]:
     """For one architecture, such as 90."""
     has_fp8 = capability >= _FIRST_WITH_FP8
-    backend = CompilingBackend(torch.device("cpu"), shape=DeviceShape(capability, _MULTIPROCESSORS))
-    bench = Bench(EagerDevice(), backend, COMPILED, math.inf, lambda line: None)
+    place, shape = torch.device("cpu"), DeviceShape(capability, _MULTIPROCESSORS)
+    backend, invariant = (CompilingBackend(place, is_invariant, shape=shape) for is_invariant in (False, True))
+    bench = Bench(EagerDevice(), backend, invariant, COMPILED, math.inf, lambda line: None)
     with dry_run(capability) as compiled:
         for case in cases(has_fp8):
             case.run(backend, bench.place)

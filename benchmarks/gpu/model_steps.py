@@ -10,13 +10,13 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from benchmarks.gpu.bench import Bench
-from kernels.api import KVCacheSpec
+from kernels.api import Backend, KVCacheSpec
 from kernels.quantized import GroupedWeight, QuantizedWeight, ScaledWeight
 from octavo.internal.v1 import types_pb2, worker_pb2
 from worker_svc.device.api import Device
@@ -44,20 +44,23 @@ class Variant:
     kv_dtype: torch.dtype
     block_size: int
     weights: str = "bf16"
+    is_invariant: bool = False
 
     def __str__(self) -> str:
         kept = "fp8" if self.kv_dtype.itemsize == 1 else "bf16"
         how = "graphs" if self.has_graphs else "eager"
-        return f"{how}, {self.weights}, {kept} KV, blocks of {self.block_size}"
+        mode = ", invariant" if self.is_invariant else ""
+        return f"{how}, {self.weights}, {kept} KV, blocks of {self.block_size}{mode}"
 
 
 def variants(has_fp8: bool) -> Iterator[Variant]:
-    """Those of the same weights follow each other."""
+    """Those that share a decoder follow each other."""
     yield Variant(True, torch.bfloat16, 16)
     yield Variant(False, torch.bfloat16, 16)
     if has_fp8:
         yield Variant(True, torch.float8_e4m3fn, 16)
     yield Variant(True, torch.bfloat16, 32)
+    yield Variant(True, torch.bfloat16, 16, is_invariant=True)
     # The kernels need no fp8 of the card.
     for weights in ("int4", "fp8"):
         yield Variant(True, torch.bfloat16, 16, weights)
@@ -96,23 +99,25 @@ class RandomWeights:
         return GroupedWeight(codes, scales, zeros, torch.arange(columns) // group, 4)
 
 
-def random_decoder(bench: Bench, kind: str = "bf16") -> Decoder:
+def random_decoder(bench: Bench, backend: Backend, kind: str) -> Decoder:
     """The model of the bench's sizes, every weight drawn on the device as it is packed."""
     config = parse_config(bench.sizes.model)
     shard = shard_model(config, 0, 1)
     source = RandomWeights(shard.expected(), bench, kind)
     longest = bench.sizes.context + bench.sizes.num_steps + WARM_UP_STEPS + 2
-    return build_decoder(shard, ALONE.group, source, bench.backend, min(longest, config.max_positions), bench.place)
+    return build_decoder(shard, ALONE.group, source, backend, min(longest, config.max_positions), bench.place)
 
 
 def step_table(bench: Bench, copy_bytes_per_s: float, has_fp8: bool) -> None:
     """Steps a second at each batch, for each variant, and the share of what reading weights and KV would allow."""
-    for kind, alike in itertools.groupby(variants(has_fp8), lambda variant: variant.weights):
-        if not bench.has_time(20.0, f"steps of the model in {kind}"):
+    alike = itertools.groupby(variants(has_fp8), lambda variant: (variant.weights, variant.is_invariant))
+    for (kind, is_invariant), some in alike:
+        if not bench.has_time(20.0, f"steps of the model in {kind}{', invariant' if is_invariant else ''}"):
             return
-        decoder = random_decoder(bench, kind)
-        for variant in alike:
-            _steps_of_variant(bench, decoder, variant, copy_bytes_per_s)
+        backend = bench.invariant if is_invariant else bench.backend
+        decoder = random_decoder(bench, backend, kind)
+        for variant in some:
+            _steps_of_variant(replace(bench, backend=backend), decoder, variant, copy_bytes_per_s)
         del decoder
 
 

@@ -25,14 +25,14 @@ def test_every_part_leaves_figures() -> None:
     assert {kind: kinds.count(kind) for kind in set(kinds)} == {
         "kernel": 16,
         "ceilings": 1,
-        "step": 12,
+        "step": 14,
         "decode": 4,
         "prefill": 2,
         "prefill peer": 1,
     }
     assert isinstance(bench.device, EagerDevice)
-    # Five of six variants have a graph for each of two batches.
-    assert bench.device.num_graphs == 10
+    # Six of seven variants have a graph for each of two batches.
+    assert bench.device.num_graphs == 12
     # The kernels' cases, and four matrices of each of two layers in both kinds.
     assert isinstance(bench.backend, PaddedReference)
     kinds_packed = [type(weight).__name__ for weight in bench.backend.quantized]

@@ -16,6 +16,6 @@ def test_the_dry_run_compiles_all_that_the_real_one_launches(capability: int) ->
     assert isinstance(names, list)
     assert {
         "_rope_write_kv", "_scaled_product", "_grouped_product", "_copy_blocks", "scan_parts", "draw_truncated",
-        "choose_of_parts", "_adjust", "_forbid", "_scan_logprobs",
+        "choose_of_parts", "_adjust", "_forbid", "_scan_logprobs", "_matmul",
     } <= set(names)  # fmt: skip
     assert [line.split(":")[0] for line in lines] == [f"sm_{capability}"] * 2
