@@ -19,7 +19,8 @@ import jinja2
 from jinja2 import nodes
 
 from router.errors import InvalidRequest
-from router.text.template_env import BoundedEnvironment, render_bounded
+from router.text.template_bounds import render_bounded
+from router.text.template_env import BoundedEnvironment
 
 _TYPE_TESTS = frozenset({"string", "iterable", "sequence", "mapping"})
 _HOW_TO_SUPPLY = (

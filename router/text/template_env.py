@@ -10,11 +10,7 @@ Knows nothing of messages or tokens.
 from __future__ import annotations
 
 import json
-import re
-import time
 from collections.abc import Callable, Iterable, Iterator
-from contextvars import ContextVar
-from dataclasses import dataclass
 from datetime import datetime
 from functools import wraps
 from typing import Any, cast
@@ -26,48 +22,20 @@ from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-MAX_TURNS = 1_000_000
-MAX_CPU_S = 2.0
-MAX_CHARS = 32 * 2**20
-MAX_ITEMS = 1_000_000
-MAX_INTEGER_BITS = 1_000_000
-_TURNS_PER_CLOCK_READ = 16
-_WIDE_FIELD = re.compile(r"%[^%a-zA-Z]*(\d{7}|\*)")
-
-_WIDE_BRACES = re.compile(r"\{[^{}]*(:[^{}]*\d{7}|\{)")
-
-
-class TemplateOverrun(jinja2.TemplateError):
-    """A template spent more than it may; the message names the limit."""
-
-
-@dataclass
-class Budget:
-    """What one rendering may still spend. Made for one rendering and dropped after it."""
-
-    turns_left: int
-    cpu_deadline_s: float
-    """On the clock of `time.thread_time`."""
-
-    def spend_turn(self) -> None:
-        """One turn of a loop, or one call."""
-        self.turns_left -= 1
-        if self.turns_left < 0:
-            raise TemplateOverrun(f"the chat template ran more than {MAX_TURNS} loop turns and calls")
-        if self.turns_left % _TURNS_PER_CLOCK_READ == 0 and time.thread_time() > self.cpu_deadline_s:
-            raise TemplateOverrun(f"the chat template ran for more than {MAX_CPU_S:g} s")
-
-
-_budget: ContextVar[Budget] = ContextVar("octavo_template_budget")
-
-
-def render_bounded(template: jinja2.Template, variables: dict[str, Any]) -> str:
-    """Render within a fresh budget. Raises what the template raises, and `TemplateOverrun`."""
-    token = _budget.set(Budget(MAX_TURNS, time.thread_time() + MAX_CPU_S))
-    try:
-        return template.render(**variables)
-    finally:
-        _budget.reset(token)
+from router.text.template_bounds import (
+    BUDGET,
+    MAX_INTEGER_BITS,
+    MAX_ITEMS,
+    WIDE_FIELD,
+    TemplateOverrun,
+    check_chars,
+    check_count,
+    check_filter_join,
+    check_filter_numbers,
+    check_filter_replace,
+    check_product,
+    check_string_call,
+)
 
 
 class _BoundedCode(CodeGenerator):
@@ -114,9 +82,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.globals["namespace"] = _Namespace
         del self.globals["lipsum"]  # text of any length out of nothing
         for name in ("center", "indent", "wordwrap", "format", "batch", "slice", "truncate", "tojson"):
-            self.filters[name] = _guarded(self.filters[name], _check_filter_numbers)
-        self.filters["join"] = _guarded(self.filters["join"], _check_filter_join)
-        self.filters["replace"] = _guarded(self.filters["replace"], _check_filter_replace)
+            self.filters[name] = _guarded(self.filters[name], check_filter_numbers)
+        self.filters["join"] = _guarded(self.filters["join"], check_filter_join)
+        self.filters["replace"] = _guarded(self.filters["replace"], check_filter_replace)
 
     def concat(self, pieces: Iterable[str]) -> str:
         """Join output as it is produced, so that too much of it ends the rendering early."""
@@ -124,13 +92,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         num_chars = 0
         for piece in pieces:
             num_chars += len(piece)
-            _check_chars(num_chars)
+            check_chars(num_chars)
             parts.append(piece)
         return "".join(parts)
 
     def bounded_iter(self, items: Iterable[Any]) -> Iterator[Any]:
         """`items`, each spending a turn."""
-        budget = _budget.get()
+        budget = BUDGET.get()
         for item in items:
             budget.spend_turn()
             yield item
@@ -141,28 +109,28 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def call(self, context: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Every call in a template: macros, methods, functions."""
-        _budget.get().spend_turn()
+        BUDGET.get().spend_turn()
         method = getattr(obj, "__wrapped__", obj)  # the sandbox wraps str.format
         owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
         if isinstance(owner, str):
-            args = _check_string_call(owner, name, args)
+            args = check_string_call(owner, name, args)
         result = super().call(context, obj, *args, **kwargs)
         if isinstance(result, str):
-            _check_chars(len(result))
+            check_chars(len(result))
         return result
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """`+`, `*`, `**` and `%`, refused when the result would be too large."""
         match operator:
             case "+" if isinstance(left, str) and isinstance(right, str):
-                _check_chars(len(left) + len(right))
+                check_chars(len(left) + len(right))
             case "+" if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
-                _check_count("items", len(left) + len(right), MAX_ITEMS)
+                check_count("items", len(left) + len(right), MAX_ITEMS)
             case "*":
-                _check_product(left, right)
+                check_product(left, right)
             case "**" if isinstance(left, int) and isinstance(right, int):
-                _check_count("bits", left.bit_length() * max(right, 0), MAX_INTEGER_BITS)
-            case "%" if isinstance(left, str) and _WIDE_FIELD.search(left):
+                check_count("bits", left.bit_length() * max(right, 0), MAX_INTEGER_BITS)
+            case "%" if isinstance(left, str) and WIDE_FIELD.search(left):
                 raise TemplateOverrun("the chat template formats into a field of more than 999999 characters")
             case _:
                 pass
@@ -240,67 +208,3 @@ def _guarded(function: Callable[..., Any], check: Callable[..., Any]) -> Callabl
         return function(*args, **kwargs)
 
     return guarded
-
-
-def _check_string_call(text: str, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments for a method of a string, once its result is known to be of a sane size."""
-    match name:
-        case "format" | "format_map":
-            if _WIDE_BRACES.search(text):
-                raise TemplateOverrun("the chat template formats into a field whose width is large or computed")
-        case "join" if args:
-            return (_check_join(text, args[0]), *args[1:])
-        case "replace" if len(args) >= 2:
-            _check_replace(text, str(args[0]), str(args[1]))
-        case _:
-            _check_numbers(*args)
-    return args
-
-
-def _check_numbers(*args: Any, **kwargs: Any) -> None:
-    """No number that a template gives to a method of a string is a legitimate width or count beyond `MAX_ITEMS`."""
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, int):
-            _check_count("as a number", abs(value), MAX_ITEMS)
-
-
-def _check_filter_numbers(_value: Any, *args: Any, **kwargs: Any) -> None:
-    _check_numbers(*args, **kwargs)
-
-
-def _check_filter_join(_context: Any, value: Any, d: Any = "", attribute: Any = None) -> None:
-    if hasattr(value, "__len__"):
-        _check_chars(len(value) * len(str(d)))
-
-
-def _check_filter_replace(_context: Any, s: Any, old: Any, new: Any, count: Any = None) -> None:
-    _check_replace(str(s), str(old), str(new))
-
-
-def _check_join(separator: str, items: Iterable[Any]) -> list[Any]:
-    parts = list(items)
-    _check_chars(len(separator) * len(parts) + sum(len(part) for part in parts if isinstance(part, str)))
-    return parts
-
-
-def _check_replace(text: str, old: str, new: str) -> None:
-    _check_chars(len(text) + text.count(old) * len(new))
-
-
-def _check_product(left: Any, right: Any) -> None:
-    for value, factor in ((left, right), (right, left)):
-        if isinstance(value, str) and isinstance(factor, int):
-            _check_chars(len(value) * max(factor, 0))
-        elif isinstance(value, (list, tuple)) and isinstance(factor, int):
-            _check_count("items", len(value) * max(factor, 0), MAX_ITEMS)
-    if isinstance(left, int) and isinstance(right, int):
-        _check_count("bits", left.bit_length() + right.bit_length(), MAX_INTEGER_BITS)
-
-
-def _check_chars(num_chars: int) -> None:
-    _check_count("characters", num_chars, MAX_CHARS)
-
-
-def _check_count(unit: str, count: int, limit: int) -> None:
-    if count > limit:
-        raise TemplateOverrun(f"the chat template makes a value of {count} {unit}; at most {limit} are allowed")
