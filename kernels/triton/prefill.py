@@ -35,8 +35,7 @@ def _attend_range(
     first,
     end,
     positions,
-    lowest,
-    context,
+    window,
     stride_block,
     scale,
     cap_scale,
@@ -51,7 +50,8 @@ def _attend_range(
     COMPUTE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The state after the tiles of [first, end): row m sees lowest[m] .. positions[m]; all of them when not MASKED."""
+    """The state after the tiles of [first, end): row m sees positions[m] and what lies before it, of which there are
+    `window` with HAS_WINDOW; everything when not MASKED."""
     offsets = tl.arange(0, TILE)
     dim = tl.arange(0, PADDED_DIM)
     real = dim < HEAD_DIM
@@ -63,7 +63,7 @@ def _attend_range(
         lines = tile_rows(blocks, position, stride_block, BLOCK_SIZE, TILE, HEAD_DIM)
         blocks = tile_blocks(table, t0 + TILE, end, BLOCK_SIZE, TILE)
         if MASKED:
-            stored = position < context
+            stored = position < end
             k = tl.load(keys + lines[None, :] + dim[:, None], mask=stored[None, :] & real[:, None], other=0.0)
             v = tl.load(values + lines[:, None] + out_dim[None, :], mask=stored[:, None] & out_real[None, :], other=0.0)
         elif PADDED_DIM != HEAD_DIM:
@@ -76,10 +76,130 @@ def _attend_range(
         if MASKED:
             seen = position[None, :] <= positions[:, None]
             if HAS_WINDOW:
-                seen = seen & (position[None, :] >= lowest[:, None])
+                seen = seen & (position[None, :] > (positions - window)[:, None])
             scores = tl.where(seen, scores, -float("inf"))
         acc, total, highest = attend_tile(acc, total, highest, scores, v.to(COMPUTE), scale, PRECISION)
     return acc, total, highest
+
+
+@triton.jit
+def _tile_bounds(first_position, last_position, window, HAS_WINDOW: tl.constexpr, TILE: tl.constexpr):
+    """For a block of queries from the first position to the last: tiles [first, inner) are cut by the window's edge,
+    [inner, edge) are full and [edge, end) are cut by the diagonal."""
+    end = last_position + 1
+    first = 0
+    inner = 0
+    if HAS_WINDOW:
+        first = tl.maximum(first_position - window + 1, 0) // TILE * TILE
+        inner = (tl.maximum(last_position - window + 1, 0) + TILE - 1) // TILE * TILE
+        inner = tl.minimum(tl.maximum(inner, first), end)
+    edge = tl.maximum((first_position + 1) // TILE * TILE, inner)
+    return first, inner, edge, end
+
+
+@triton.jit
+def _attend_at_once(
+    q,
+    keys,
+    values,
+    first_dim,
+    table,
+    first,
+    inner,
+    edge,
+    end,
+    positions,
+    window,
+    stride_block,
+    scale,
+    cap_scale,
+    HAS_CAP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    OUT_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    TILE: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One running softmax over all positions: the sum of weighted values and that of weights."""
+    acc = tl.zeros([BLOCK_M, OUT_DIM], tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    highest = tl.full([BLOCK_M], LOWEST, tl.float32)
+    if HAS_WINDOW:
+        acc, total, highest = _attend_range(
+            acc, total, highest, q, keys, values, first_dim, table, first, inner, positions, window,
+            stride_block, scale, cap_scale, True,
+            HAS_CAP, HAS_WINDOW, HEAD_DIM, PADDED_DIM, OUT_DIM, BLOCK_SIZE, TILE, COMPUTE, PRECISION,
+        )  # fmt: skip
+    acc, total, highest = _attend_range(
+        acc, total, highest, q, keys, values, first_dim, table, inner, edge, positions, window,
+        stride_block, scale, cap_scale, False,
+        HAS_CAP, HAS_WINDOW, HEAD_DIM, PADDED_DIM, OUT_DIM, BLOCK_SIZE, TILE, COMPUTE, PRECISION,
+    )  # fmt: skip
+    acc, total, highest = _attend_range(
+        acc, total, highest, q, keys, values, first_dim, table, edge, end, positions, window,
+        stride_block, scale, cap_scale, True,
+        HAS_CAP, HAS_WINDOW, HEAD_DIM, PADDED_DIM, OUT_DIM, BLOCK_SIZE, TILE, COMPUTE, PRECISION,
+    )  # fmt: skip
+    return acc, total
+
+
+@triton.jit
+def _attend_partitions(
+    q,
+    keys,
+    values,
+    first_dim,
+    table,
+    first,
+    end,
+    positions,
+    window,
+    stride_block,
+    scale,
+    cap_scale,
+    HAS_CAP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    OUT_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    TILE: tl.constexpr,
+    PARTITION: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Each partition by itself, folded ascending: the sum of weighted values and that of weights."""
+    acc = tl.zeros([BLOCK_M, OUT_DIM], tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    highest = tl.full([BLOCK_M], LOWEST, tl.float32)
+    for low in range(first // PARTITION * PARTITION, end, PARTITION):
+        part, part_total, part_highest = _attend_range(
+            tl.zeros([BLOCK_M, OUT_DIM], tl.float32), tl.zeros([BLOCK_M], tl.float32),
+            tl.full([BLOCK_M], LOWEST, tl.float32), q, keys, values, first_dim, table, tl.maximum(low, first),
+            tl.minimum(low + PARTITION, end), positions, window, stride_block, scale, cap_scale, True,
+            HAS_CAP, HAS_WINDOW, HEAD_DIM, PADDED_DIM, OUT_DIM, BLOCK_SIZE, TILE, COMPUTE, PRECISION,
+        )  # fmt: skip
+        highest, keep, add = fold_weights(highest, part_highest)
+        total = tl.fma(part_total, add, total * keep)
+        acc = tl.fma(part, add[:, None], acc * keep[:, None])
+    return acc, total
+
+
+@triton.jit
+def _queries(QUERY_STARTS, PREFILL_STARTS, row, query_block, BLOCK_M: tl.constexpr):
+    """Of a block of queries: its row's first token in the step, the row's tokens, its first pair in the row.
+
+    Asked before the loops and again after them: what is kept in between is registers that large heads do not have.
+    """
+    start = tl.load(QUERY_STARTS + row, volatile=True)
+    count = tl.load(QUERY_STARTS + row + 1, volatile=True) - start
+    first_pair = (query_block - tl.load(PREFILL_STARTS + row, volatile=True)) * BLOCK_M
+    return start, count, first_pair
 
 
 @triton.jit(
@@ -126,69 +246,40 @@ def _prefill(
     if query_block >= tl.load(PREFILL_STARTS + num_rows):
         return
     row = find_row(PREFILL_STARTS, query_block, num_rows)
-    start = tl.load(QUERY_STARTS + row)
-    count = tl.load(QUERY_STARTS + row + 1) - start
+    start, count, first_pair = _queries(QUERY_STARTS, PREFILL_STARTS, row, query_block, BLOCK_M)
     context = tl.load(CONTEXTS + row)
-    first_pair = (query_block - tl.load(PREFILL_STARTS + row)) * BLOCK_M
     pair = first_pair + tl.arange(0, BLOCK_M)
-    token = pair // GROUP
     dim = tl.arange(0, PADDED_DIM)
-    within = (token < count)[:, None] & (dim < HEAD_DIM)[None, :]
-    line = (start + token).to(tl.int64)[:, None]
+    within = (pair // GROUP < count)[:, None] & (dim < HEAD_DIM)[None, :]
+    line = (start + pair // GROUP).to(tl.int64)[:, None] * query_stride
     column = ((kv_head * GROUP + pair % GROUP) * HEAD_DIM)[:, None]
-    q = tl.load(QUERY + line * query_stride + column + dim[None, :], mask=within, other=0.0).to(COMPUTE)
-    positions = context - count + token
-    lowest = positions
-    first_position = context - count + first_pair // GROUP
-    last_position = tl.minimum(context - count + (first_pair + BLOCK_M - 1) // GROUP, context - 1)
-    end = last_position + 1
-    # Tiles [first, inner) are cut by the window's edge, [inner, edge) are full, [edge, end) are cut by the diagonal.
-    first = 0
-    inner = 0
-    if HAS_WINDOW:
-        lowest = positions - window + 1
-        first = tl.maximum(first_position - window + 1, 0) // TILE * TILE
-        inner = (tl.maximum(last_position - window + 1, 0) + TILE - 1) // TILE * TILE
-        inner = tl.minimum(tl.maximum(inner, first), end)
-    edge = tl.maximum((first_position + 1) // TILE * TILE, inner)
+    q = tl.load(QUERY + line + column + dim[None, :], mask=within, other=0.0).to(COMPUTE)
+    earlier = context - count
+    last_position = tl.minimum(earlier + (first_pair + BLOCK_M - 1) // GROUP, context - 1)
+    first, inner, edge, end = _tile_bounds(earlier + first_pair // GROUP, last_position, window, HAS_WINDOW, TILE)
     table = TABLES + row.to(tl.int64) * table_stride
     keys = KEYS + kv_head * BLOCK_SIZE * HEAD_DIM
     values = VALUES + kv_head * BLOCK_SIZE * HEAD_DIM
-    acc = tl.zeros([BLOCK_M, OUT_DIM], tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    highest = tl.full([BLOCK_M], LOWEST, tl.float32)
     if PARTITIONED:
-        for low in range(first // PARTITION * PARTITION, end, PARTITION):
-            part, part_total, part_highest = _attend_range(
-                tl.zeros([BLOCK_M, OUT_DIM], tl.float32), tl.zeros([BLOCK_M], tl.float32),
-                tl.full([BLOCK_M], LOWEST, tl.float32), q, keys, values, first_dim, table, tl.maximum(low, first),
-                tl.minimum(low + PARTITION, end), positions, lowest, context, stride_block, scale, cap_scale, True,
-                HAS_CAP, HAS_WINDOW, HEAD_DIM, PADDED_DIM, OUT_DIM, BLOCK_SIZE, TILE, COMPUTE, PRECISION,
-            )  # fmt: skip
-            highest, keep, add = fold_weights(highest, part_highest)
-            total = tl.fma(part_total, add, total * keep)
-            acc = tl.fma(part, add[:, None], acc * keep[:, None])
+        acc, total = _attend_partitions(
+            q, keys, values, first_dim, table, first, end, earlier + pair // GROUP, window, stride_block, scale,
+            cap_scale, HAS_CAP, HAS_WINDOW, HEAD_DIM, PADDED_DIM, OUT_DIM, BLOCK_SIZE, BLOCK_M, TILE, PARTITION,
+            COMPUTE, PRECISION,
+        )  # fmt: skip
     else:
-        if HAS_WINDOW:
-            acc, total, highest = _attend_range(
-                acc, total, highest, q, keys, values, first_dim, table, first, inner, positions, lowest, context,
-                stride_block, scale, cap_scale, True,
-                HAS_CAP, HAS_WINDOW, HEAD_DIM, PADDED_DIM, OUT_DIM, BLOCK_SIZE, TILE, COMPUTE, PRECISION,
-            )  # fmt: skip
-        acc, total, highest = _attend_range(
-            acc, total, highest, q, keys, values, first_dim, table, inner, edge, positions, lowest, context,
-            stride_block, scale, cap_scale, False,
-            HAS_CAP, HAS_WINDOW, HEAD_DIM, PADDED_DIM, OUT_DIM, BLOCK_SIZE, TILE, COMPUTE, PRECISION,
+        acc, total = _attend_at_once(
+            q, keys, values, first_dim, table, first, inner, edge, end, earlier + pair // GROUP, window, stride_block,
+            scale, cap_scale, HAS_CAP, HAS_WINDOW, HEAD_DIM, PADDED_DIM, OUT_DIM, BLOCK_SIZE, BLOCK_M, TILE,
+            COMPUTE, PRECISION,
         )  # fmt: skip
-        acc, total, highest = _attend_range(
-            acc, total, highest, q, keys, values, first_dim, table, edge, end, positions, lowest, context,
-            stride_block, scale, cap_scale, True,
-            HAS_CAP, HAS_WINDOW, HEAD_DIM, PADDED_DIM, OUT_DIM, BLOCK_SIZE, TILE, COMPUTE, PRECISION,
-        )  # fmt: skip
-    result = acc / total[:, None] * value_scale
+    start, count, first_pair = _queries(QUERY_STARTS, PREFILL_STARTS, row, query_block, BLOCK_M)
+    pair = first_pair + tl.arange(0, BLOCK_M)
+    line = (start + pair // GROUP).to(tl.int64)[:, None] * (KV_HEADS * GROUP * HEAD_DIM)
+    column = ((kv_head * GROUP + pair % GROUP) * HEAD_DIM)[:, None]
     out_dim = first_dim + tl.arange(0, OUT_DIM)
-    out = OUT + line * (KV_HEADS * GROUP * HEAD_DIM) + column + out_dim[None, :]
-    tl.store(out, result.to(OUT.dtype.element_ty), mask=(token < count)[:, None] & (out_dim < HEAD_DIM)[None, :])
+    within = (pair // GROUP < count)[:, None] & (out_dim < HEAD_DIM)[None, :]
+    result = acc / total[:, None] * value_scale
+    tl.store(OUT + line + column + out_dim[None, :], result.to(OUT.dtype.element_ty), mask=within)
 
 
 def prefill_attention(
