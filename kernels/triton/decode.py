@@ -107,7 +107,8 @@ def _decode_partitions(
 
 
 @triton.jit(
-    do_not_specialize=["first_item", "capacity"], do_not_specialize_on_alignment=["QUERY_STARTS", "DECODE_STARTS"]
+    do_not_specialize=["first_item", "capacity", "is_last", "num_tokens"],
+    do_not_specialize_on_alignment=["QUERY_STARTS", "DECODE_STARTS"],
 )
 def _fold_partitions(
     PARTIALS,
@@ -119,38 +120,41 @@ def _fold_partitions(
     OUT,
     first_item,
     capacity,
+    is_last,
+    num_tokens,
     value_scale,
-    IS_FIRST: tl.constexpr,
-    IS_LAST: tl.constexpr,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
 ):
-    """One program per (row, head): this round's partitions, ascending, onto what earlier rounds left."""
+    """One program per (row, head): this round's partitions, ascending, onto what earlier rounds left.
+
+    The first round begins at item 0. A faulty row may name a token that the step does not have.
+    """
     row = tl.program_id(0)
     head = tl.program_id(1)
     token = tl.load(QUERY_STARTS + row)
-    if tl.load(QUERY_STARTS + row + 1) - token != 1:
+    if (tl.load(QUERY_STARTS + row + 1) - token != 1) | (token < 0) | (token >= num_tokens):
         return
     dim = tl.arange(0, PADDED_DIM)
     line = row.to(tl.int64) * NUM_HEADS + head
-    if IS_FIRST:
-        acc = tl.zeros([PADDED_DIM], tl.float32)
-        total = 0.0
-        highest = tl.full([], LOWEST, tl.float32)
-    else:
+    acc = tl.zeros([PADDED_DIM], tl.float32)
+    total = tl.full([], 0.0, tl.float32)
+    highest = tl.full([], LOWEST, tl.float32)
+    if first_item > 0:
         acc = tl.load(FOLDED + line * PADDED_DIM + dim)
         highest = tl.load(FOLDED_STATES + line * 2)
         total = tl.load(FOLDED_STATES + line * 2 + 1)
     begin = tl.maximum(tl.load(DECODE_STARTS + row) - first_item, 0)
     end = tl.minimum(tl.load(DECODE_STARTS + row + 1) - first_item, capacity)
-    for place in range(begin, end):
+    # Unrolled, the loads of several partitions are on their way at once: a long context has hundreds.
+    for place in tl.range(begin, end, loop_unroll_factor=8):
         part = tl.cast(place, tl.int64) * NUM_HEADS + head
         part_acc = tl.load(PARTIALS + part * PADDED_DIM + dim)
         highest, keep, add = fold_weights(highest, tl.load(STATES + part * 2))
         total = tl.fma(tl.load(STATES + part * 2 + 1), add, total * keep)
         acc = tl.fma(part_acc, add, acc * keep)
-    if IS_LAST:
+    if is_last != 0:
         # A padding row has seen nothing: zero by one.
         result = acc / tl.where(total > 0, total, 1.0) * value_scale
         out = OUT + token.to(tl.int64) * (NUM_HEADS * HEAD_DIM) + head * HEAD_DIM + dim
@@ -208,9 +212,9 @@ def decode_attention(
             out,
             number * capacity,
             capacity,
+            int(number == rounds - 1),
+            batch.num_tokens,
             layer.value_scale,
-            IS_FIRST=number == 0,
-            IS_LAST=number == rounds - 1,
             NUM_HEADS=heads,
             HEAD_DIM=layer.head_dim,
             PADDED_DIM=padded,
