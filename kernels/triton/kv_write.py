@@ -27,6 +27,66 @@ def _round_for_cache(x, OUT: tl.constexpr):
     return x.to(OUT)
 
 
+@triton.jit
+def _store_values(source, VALUES, target, real, value_factor, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr):
+    dim = tl.arange(0, PADDED_DIM)[None, :]
+    here = real & (dim < HEAD_DIM)
+    value = tl.load(source + dim, mask=here, other=0.0)
+    if VALUES.dtype.element_ty == tl.float8e4nv:
+        value = value.to(tl.float32) * value_factor
+    tl.store(VALUES + target + dim, _round_for_cache(value, VALUES.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def _normalised(
+    first,
+    second,
+    rest,
+    WEIGHT,
+    half,
+    tail,
+    eps,
+    DTYPE: tl.constexpr,
+    HALF: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    REST: tl.constexpr,
+):
+    """The RMS norm of heads in their three pieces, rounded to DTYPE."""
+    squares = tl.sum(tl.fma(first, first, second * second), 1)
+    if REST > 0:
+        squares += tl.sum(rest * rest, 1)
+    root = tl.sqrt_rn(squares / HEAD_DIM + eps)[:, None]
+    scale_first = tl.load(WEIGHT + half, mask=half < HALF, other=0.0).to(tl.float32)
+    scale_second = tl.load(WEIGHT + HALF + half, mask=half < HALF, other=0.0).to(tl.float32)
+    first = (first / root * scale_first).to(DTYPE).to(tl.float32)
+    second = (second / root * scale_second).to(DTYPE).to(tl.float32)
+    if REST > 0:
+        scale_rest = tl.load(WEIGHT + tail, mask=tail < HEAD_DIM, other=0.0).to(tl.float32)
+        rest = (rest / root * scale_rest).to(DTYPE).to(tl.float32)
+    return first, second, rest
+
+
+@triton.jit
+def _store_head(
+    target,
+    first,
+    second,
+    rest,
+    factor,
+    KIND: tl.constexpr,
+    half,
+    in_half,
+    tail,
+    in_tail,
+    HALF: tl.constexpr,
+    REST: tl.constexpr,
+):
+    tl.store(target + half, _round_for_cache(first * factor, KIND), mask=in_half)
+    tl.store(target + HALF + half, _round_for_cache(second * factor, KIND), mask=in_half)
+    if REST > 0:
+        tl.store(target + tail, _round_for_cache(rest * factor, KIND), mask=in_tail)
+
+
 @triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["SLOTS", "POSITIONS"])
 def _rope_write_kv(
     QKV,
@@ -73,12 +133,7 @@ def _rope_write_kv(
     source = QKV + (token * WIDTH + (first_head + head) * HEAD_DIM)[:, None]
     target = (slot // BLOCK_SIZE * stride_block + (head * BLOCK_SIZE + slot % BLOCK_SIZE) * HEAD_DIM)[:, None]
     if is_value:
-        dim = tl.arange(0, PADDED_DIM)[None, :]
-        here = real & (dim < HEAD_DIM)
-        value = tl.load(source + dim, mask=here, other=0.0)
-        if VALUES.dtype.element_ty == tl.float8e4nv:
-            value = value.to(tl.float32) * value_factor
-        tl.store(VALUES + target + dim, _round_for_cache(value, VALUES.dtype.element_ty), mask=here)
+        _store_values(source, VALUES, target, real, value_factor, HEAD_DIM, PADDED_DIM)
         return
     half = tl.arange(0, PADDED_HALF)[None, :]
     in_half = real & (half < HALF)
@@ -86,22 +141,13 @@ def _rope_write_kv(
     second = tl.load(source + HALF + half, mask=in_half, other=0.0).to(tl.float32)
     tail = 2 * HALF + tl.arange(0, PADDED_REST)[None, :]
     in_tail = real & (tail < HEAD_DIM)
+    rest = tl.zeros([PAIRS, PADDED_REST], tl.float32)
     if REST > 0:
         rest = tl.load(source + tail, mask=in_tail, other=0.0).to(tl.float32)
     if HAS_NORM:
-        squares = tl.sum(tl.fma(first, first, second * second), 1)
-        if REST > 0:
-            squares += tl.sum(rest * rest, 1)
-        root = tl.sqrt_rn(squares / HEAD_DIM + eps)[:, None]
         weight = Q_WEIGHT if is_query else K_WEIGHT
-        dtype = QKV.dtype.element_ty
-        scale_first = tl.load(weight + half, mask=half < HALF, other=0.0).to(tl.float32)
-        scale_second = tl.load(weight + HALF + half, mask=half < HALF, other=0.0).to(tl.float32)
-        first = (first / root * scale_first).to(dtype).to(tl.float32)
-        second = (second / root * scale_second).to(dtype).to(tl.float32)
-        if REST > 0:
-            scale_rest = tl.load(weight + tail, mask=tail < HEAD_DIM, other=0.0).to(tl.float32)
-            rest = (rest / root * scale_rest).to(dtype).to(tl.float32)
+        dtype: tl.constexpr = QKV.dtype.element_ty
+        first, second, rest = _normalised(first, second, rest, weight, half, tail, eps, dtype, HALF, HEAD_DIM, REST)
     position = tl.load(POSITIONS + token, mask=slot >= 0, other=0).to(tl.int64)
     angle = position[:, None] * HALF + half
     cos = tl.load(COS + angle, mask=in_half, other=0.0)
@@ -109,16 +155,14 @@ def _rope_write_kv(
     turned_first = tl.fma(first, cos, -(second * sin))
     turned_second = tl.fma(second, cos, first * sin)
     if is_query:
-        tl.store(source + half, turned_first.to(QKV.dtype.element_ty), mask=in_half)
-        tl.store(source + HALF + half, turned_second.to(QKV.dtype.element_ty), mask=in_half)
-        if REST > 0:
-            tl.store(source + tail, rest.to(QKV.dtype.element_ty), mask=in_tail)
+        kind: tl.constexpr = QKV.dtype.element_ty
+        _store_head(source, turned_first, turned_second, rest, 1.0, kind, half, in_half, tail, in_tail, HALF, REST)
     else:
-        kind = KEYS.dtype.element_ty
-        tl.store(KEYS + target + half, _round_for_cache(turned_first * key_factor, kind), mask=in_half)
-        tl.store(KEYS + target + HALF + half, _round_for_cache(turned_second * key_factor, kind), mask=in_half)
-        if REST > 0:
-            tl.store(KEYS + target + tail, _round_for_cache(rest * key_factor, kind), mask=in_tail)
+        kind_of_keys: tl.constexpr = KEYS.dtype.element_ty
+        _store_head(
+            KEYS + target, turned_first, turned_second, rest, key_factor, kind_of_keys, half, in_half, tail, in_tail,
+            HALF, REST,
+        )  # fmt: skip
 
 
 def rope_write_kv(

@@ -6,6 +6,8 @@ sizes of the ragged lists, so sampling can be captured in a CUDA graph. A row's 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 from torch import Tensor
@@ -23,24 +25,42 @@ _TILE = 2048
 _RANKED = 512
 
 
+@dataclass(frozen=True)
+class _Parts:
+    """What is known of each part of each row, [B, parts]: the highest score, fp32, and the best draw, fp64; int32 ids
+    [3, B, parts] of the two, and whether all logits are finite."""
+
+    tops: Tensor
+    draws: Tensor
+    ids: Tensor
+
+
 def sample(logits: Tensor, batch: SamplingBatch) -> Samples:
     """One token per row of [B, padded_vocab], any float dtype. Raises ValueError for shapes that do not fit."""
     logits = _checked(logits, batch.vocab_size)
-    rows, vocab = logits.shape[0], batch.vocab_size
+    rows = logits.shape[0]
     if len(batch.temperatures) != rows:
         raise ValueError(f"the batch is of {len(batch.temperatures)} rows, logits of {rows}")
-    device = logits.device
-    scores = adjusted_scores(logits, batch)
+    token_ids, finite = _choices(_draw(logits, adjusted_scores(logits, batch), batch), batch)
+    if not len(batch.logprob_rows):
+        return Samples(token_ids, finite, None)
+    chosen = sampling_logprobs.logprobs(logits, batch.logprob_rows, token_ids, batch.num_top, batch.vocab_size)
+    return Samples(token_ids, finite, chosen)
+
+
+def _draw(logits: Tensor, scores: Tensor | None, batch: SamplingBatch) -> _Parts:
+    """Draws from every part of every row, and from the whole of those with top-k, top-p or min-p."""
+    rows, vocab, device = logits.shape[0], batch.vocab_size, logits.device
     part = min(_PART, triton.next_power_of_2(vocab))
     num_parts = triton.cdiv(vocab, part)
-    tops = torch.empty((rows, num_parts), dtype=torch.float32, device=device)
-    draws = torch.empty((rows, num_parts), dtype=torch.float64, device=device)
-    ids = torch.empty((3, rows, num_parts), dtype=torch.int32, device=device)
-    token_ids = torch.empty(rows, dtype=torch.int64, device=device)
-    finite = torch.empty(rows, dtype=torch.bool, device=device)
+    parts = _Parts(
+        torch.empty((rows, num_parts), dtype=torch.float32, device=device),
+        torch.empty((rows, num_parts), dtype=torch.float64, device=device),
+        torch.empty((3, rows, num_parts), dtype=torch.int32, device=device),
+    )
     row_arguments = (
         logits,
-        tops if scores is None else scores,
+        parts.tops if scores is None else scores,
         batch.temperatures,
         batch.top_ks,
         batch.top_ps,
@@ -50,13 +70,12 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Samples:
         batch.history_starts,
         batch.bias_starts,
         batch.forbidden_starts,
-        tops,
-        draws,
-        ids,
+        parts.tops,
+        parts.draws,
+        parts.ids,
     )
-    stride, adjusts, parts = logits.stride(0), scores is not None, triton.next_power_of_2(num_parts)
+    stride, adjusts = logits.stride(0), scores is not None
     scan_parts[(rows, num_parts)](*row_arguments, stride, vocab, ADJUSTS=adjusts, PART=part, num_warps=8, **UNFUSED)
-    tile = min(_TILE, triton.next_power_of_2(vocab))
     draw_truncated[(rows,)](
         *row_arguments,
         torch.empty((rows, _RANKED), dtype=torch.int64, device=device),
@@ -64,29 +83,33 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Samples:
         vocab,
         num_parts,
         ADJUSTS=adjusts,
-        PARTS=parts,
-        TILE=tile,
+        PARTS=triton.next_power_of_2(num_parts),
+        TILE=min(_TILE, triton.next_power_of_2(vocab)),
         RANKED=_RANKED,
         num_warps=8,
         **UNFUSED,
     )
+    return parts
+
+
+def _choices(parts: _Parts, batch: SamplingBatch) -> tuple[Tensor, Tensor]:
+    """The rows' tokens [B] int64, and whether their logits are finite [B] bool."""
+    rows, num_parts = parts.tops.shape
+    token_ids = torch.empty(rows, dtype=torch.int64, device=parts.tops.device)
+    finite = torch.empty(rows, dtype=torch.bool, device=parts.tops.device)
     choose_of_parts[(rows,)](
-        tops,
-        draws,
-        ids,
+        parts.tops,
+        parts.draws,
+        parts.ids,
         batch.temperatures,
         token_ids,
         finite.view(torch.int8),
         num_parts,
-        PARTS=parts,
+        PARTS=triton.next_power_of_2(num_parts),
         num_warps=4,
         **UNFUSED,
     )
-    wanted = batch.logprob_rows
-    if not len(wanted):
-        return Samples(token_ids, finite, None)
-    chosen = sampling_logprobs.logprobs(logits, wanted, token_ids, batch.num_top, vocab)
-    return Samples(token_ids, finite, chosen)
+    return token_ids, finite
 
 
 def logprobs(logits: Tensor, token_ids: Tensor, num_top: int, vocab_size: int) -> Logprobs:

@@ -116,6 +116,7 @@ def logprobs(logits: Tensor, rows: Tensor | None, tokens: Tensor, num_top: int, 
     if count == 0:
         return result
     picked = tokens if rows is None else rows
+    candidates = triton.next_power_of_2(num_parts * next(n for n in _ALTERNATIVES if n >= num_top))
     _scan_logprobs[(count, num_parts)](
         logits,
         picked,
@@ -147,8 +148,8 @@ def logprobs(logits: Tensor, rows: Tensor | None, tokens: Tensor, num_top: int, 
         num_top,
         PICKS=rows is not None,
         PARTS=triton.next_power_of_2(num_parts),
-        CANDIDATES=triton.next_power_of_2(num_parts * next(n for n in _ALTERNATIVES if n >= num_top)),
-        num_warps=4,
+        CANDIDATES=candidates,
+        num_warps=min(16, max(4, candidates // 2048)),
         **UNFUSED,
     )
     return result
