@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,17 +29,14 @@ from benchmarks.comparison.contenders import (
     Contender,
     Variants,
     find_contenders,
-    octavo_command,
     weights_directory,
 )
 from benchmarks.comparison.load import NotQuietError, wait_until_quiet
 from benchmarks.comparison.report import Report, Run, markdown, ratios
 from benchmarks.comparison.serving import StartError, free_port, serving
+from benchmarks.comparison.starts import fresh_cache, measure_start
 from benchmarks.comparison.workloads import WORKLOADS
 from octavo.machine import collect_machine
-from octavo.sources import DEFAULT_MODEL
-from octavo.sources.cache import cache_root
-from octavo.sources.default_model import fetch_default_model
 
 QUIET_CORES = 0.1
 START_TIMEOUT_S = 240.0
@@ -122,14 +118,15 @@ class Comparison:
         dtype = self._options.octavo_dtype[0]
         self.report.step_profile = step_profile(weights_directory(self._options.peers), dtype, self._folder)
         progress("step times done")
-        fetch_default_model()
         # The second start finds in its own cache what the first one, cold, converted.
-        cache = self._folder / "cache"
-        shutil.rmtree(cache, ignore_errors=True)
-        shutil.copytree(cache_root() / "default", cache / "default")
+        cache = fresh_cache(self._folder)
         for what in ("cold", "cached"):
             self._quiet(f"octavo's start, {what}")
-            self.report.start_s[what] = start_seconds(cache, self._folder / f"start-{what}.log")
+            try:
+                log = self._folder / f"start-{what}.log"
+                self.report.start_s[what] = measure_start(cache, log, START_TIMEOUT_S).first_token_s
+            except StartError as error:
+                self.report.start_s[what] = str(error)
             progress(f"octavo's start, {what}: {self.report.start_s[what]}")
 
     def _quiet(self, before: str) -> None:
@@ -161,16 +158,6 @@ def step_profile(model: Path, dtype: str, folder: Path) -> dict[str, Any] | str:
         return f"failed: {' | '.join(done.stderr.strip().splitlines()[-2:])}"
     found: dict[str, Any] = json.loads(target.read_text(encoding="utf-8"))
     return {**found, "dtype": dtype}
-
-
-def start_seconds(cache: Path, log: Path) -> float | str:
-    """Seconds from `octavo serve` on the default model to its first token, or why there was none."""
-    command = (*octavo_command(DEFAULT_MODEL), "--served-model-name", MODEL_NAME, "--http-port", str(free_port()))
-    try:
-        with serving(command, {"OCTAVO_CACHE": str(cache)}, MODEL_NAME, log, START_TIMEOUT_S) as server:
-            return server.first_token_s
-    except StartError as error:
-        return str(error)
 
 
 def machine_facts() -> dict[str, Any]:

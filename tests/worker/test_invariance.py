@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from kernels.select import open_backend
+from octavo.internal.v1 import types_pb2
 from tests.fakes.tiny_llama import TINY_VOCAB_SIZE, TinyLlama, write_tiny_llama
 from tests.worker.harness import Driver, RunnerShape, answer, build_runner, sampling
 from worker_svc.runner import Runner
@@ -39,7 +40,12 @@ class Setting:
 
     def runner(self, num_threads: int) -> Runner:
         shape = RunnerShape(
-            vocab_size=TINY_VOCAB_SIZE, max_model_len=600, num_blocks=256, block_size=8, max_step_tokens=600
+            num_slots=32,
+            vocab_size=TINY_VOCAB_SIZE,
+            max_model_len=600,
+            num_blocks=320,
+            block_size=8,
+            max_step_tokens=600,
         )
         backend = open_backend(self.backend_name, num_threads)
         runner = build_runner(self.directory, shape, self.dtype, backend)
@@ -91,3 +97,41 @@ def test_a_whole_prompt_is_the_same_in_any_chunks(setting: Setting) -> None:
         sequence = driver.add(prompt, params)
         driver.finish(sequence, chunk=chunk)
         assert answer(sequence) == expected, f"chunks of {chunk}"
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        sampling(max_tokens=6, num_logprobs=4),
+        sampling(max_tokens=6, num_logprobs=4, temperature=1.0, top_k=40, seed=17),
+    ],
+    ids=["greedy", "seeded"],
+)
+def test_prefix_hits_31_others_and_another_worker_change_nothing(
+    setting: Setting, params: types_pb2.SamplingParams
+) -> None:
+    driver = Driver(setting.runner(num_threads=1))
+    alone = driver.add(PROMPT, params)
+    alone.keeps_blocks = True
+    driver.finish(alone, chunk=512)
+    expected = answer(alone)
+
+    company = [
+        driver.add(PROMPT[n : n + 1 + n % 9], sampling(temperature=1.0, seed=n, max_tokens=8, num_logprobs=n % 3))
+        for n in range(31)
+    ]
+    hit = driver.add(PROMPT, params)
+    driver.borrow(hit, alone, 264)
+    lost = driver.add(PROMPT, params)
+    driver.borrow(lost, alone, 128)
+    rows = [*company[:15], hit, *company[15:]]
+    driver.finish(*rows, chunk=64)
+    assert answer(hit) == expected
+
+    # The first worker dies in the middle of an answer: another, of two threads, has its prompt and what came of it.
+    driver.step({lost.key: len(PROMPT) - 128})
+    driver.step({lost.key: 1})
+    heir = Driver(setting.runner(num_threads=2))
+    resumed = heir.resume(lost)
+    heir.finish(resumed, chunk=7 if setting.backend_name == "cpu" else 64)
+    assert answer(resumed) == expected
