@@ -1,67 +1,62 @@
-"""Options that every process of the stack has, said once: how it logs, what it shows, whom it tells.
+"""Options that processes of the stack have in common, said once: how they log and trace, what they show each other.
 
-Each function makes a field for a config class. Knows options; must not know which processes exist.
+Parts of their config classes, behind whose own options they stand. Knows options; must not know which processes exist.
 """
 
 from __future__ import annotations
 
-from octavo.options import Limits, OptionError, option
+from dataclasses import dataclass
+
+from octavo.options import LOG_LEVELS, Limits, OptionError, option
 
 LOG_FORMATS = ("text", "json")
 
 
-def log_format() -> str:
-    """`--log-format`."""
-    return option("text", "How log records are written: text, or one JSON object a line.", choices=LOG_FORMATS)
+@dataclass(frozen=True, kw_only=True)
+class InternalTlsOptions:
+    """What a process shows the others of the stack."""
 
-
-def otlp_endpoint() -> str | None:
-    """`--otlp-endpoint`."""
-    unset: str | None = None
-    return option(
-        unset, "OpenTelemetry collector that spans are sent to over gRPC, as http://host:4317; unset, none are made."
+    internal_tls_cert: str | None = option(
+        None,
+        "PEM certificate chain that this process shows to the others of the stack; with --internal-tls-key and "
+        "--internal-tls-ca, router, scheduler and workers talk to nobody without one.",
+    )
+    internal_tls_key: str | None = option(None, "PEM private key of --internal-tls-cert.")
+    internal_tls_ca: str | None = option(
+        None, "PEM certificates of the CA that the certificates of the stack's processes come from."
     )
 
+    def check_internal_tls(self) -> None:
+        """Raise OptionError unless all three files are given, or none."""
+        check_mutual_options("--internal-tls", self.internal_tls_cert, self.internal_tls_key, self.internal_tls_ca)
 
-def otlp_sampling_ratio() -> float:
-    """`--otlp-sampling-ratio`."""
-    return option(
+
+@dataclass(frozen=True, kw_only=True)
+class ObservedOptions:
+    """How a process logs, and whom it tells of its spans."""
+
+    otlp_endpoint: str | None = option(
+        None, "OpenTelemetry collector that spans are sent to over gRPC, as http://host:4317; unset, none are made."
+    )
+    otlp_sampling_ratio: float = option(
         1.0,
         "Share of requests that are traced; one that comes with a traceparent follows what that says.",
         limits=Limits(0, 1),
     )
-
-
-def metrics_host() -> str:
-    """`--metrics-host`."""
-    return option("127.0.0.1", "Address on which the process answers GET /metrics.")
-
-
-def metrics_port() -> int:
-    """`--metrics-port`."""
-    return option(0, "Port on which the process answers GET /metrics; 0 picks a free one.", limits=Limits(0, 65535))
-
-
-def internal_tls_cert() -> str | None:
-    """`--internal-tls-cert`."""
-    unset: str | None = None
-    return option(
-        unset,
-        "PEM certificate chain that this process shows to the others of the stack; with --internal-tls-key and "
-        "--internal-tls-ca, router, scheduler and workers talk to nobody without one.",
+    log_format: str = option(
+        "text", "How log records are written: text, or one JSON object a line.", choices=LOG_FORMATS
     )
+    log_level: str = option("info", "Least serious messages that are logged.", choices=LOG_LEVELS)
 
 
-def internal_tls_key() -> str | None:
-    """`--internal-tls-key`."""
-    unset: str | None = None
-    return option(unset, "PEM private key of --internal-tls-cert.")
+@dataclass(frozen=True, kw_only=True)
+class ScrapedOptions:
+    """Where a process without a public port shows its metrics."""
 
-
-def internal_tls_ca() -> str | None:
-    """`--internal-tls-ca`."""
-    unset: str | None = None
-    return option(unset, "PEM certificates of the CA that the certificates of the stack's processes come from.")
+    metrics_host: str = option("127.0.0.1", "Address on which the process answers GET /metrics.")
+    metrics_port: int = option(
+        0, "Port on which the process answers GET /metrics; 0 picks a free one.", limits=Limits(0, 65535)
+    )
 
 
 def check_server_options(prefix: str, cert: str | None, key: str | None, ca: str | None, ca_flag: str) -> None:

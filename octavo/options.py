@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import inspect
 import os
 import types
 import typing
@@ -136,10 +137,11 @@ def argument(default: T, help: str) -> T:
 
 
 def options_of(config_class: type) -> tuple[Option, ...]:
-    """Every option of a config class, in the order of its fields."""
+    """Every option of a config class: its own in their order, then those of the classes that it is made of."""
     hints = typing.get_type_hints(config_class)
     found = []
-    for field in dataclasses.fields(config_class):
+    own = inspect.get_annotations(config_class)
+    for field in sorted(dataclasses.fields(config_class), key=lambda field: field.name not in own):
         info = field.metadata.get(_METADATA_KEY)
         if info is None:
             continue

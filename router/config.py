@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo import common_options
-from octavo.options import DEFAULT_MODEL, LOG_LEVELS, Limits, OptionError, argument, check_values, option
+from octavo.common_options import InternalTlsOptions, ObservedOptions
+from octavo.options import DEFAULT_MODEL, Limits, OptionError, argument, check_values, option
 from router.access.options import AccessOptions
 from router.browser.options import BrowserOptions
 from router.replies.formats import TOOL_CALL_PARSERS
@@ -18,7 +18,7 @@ _PORT = Limits(0, 65535)
 
 
 @dataclass(frozen=True)
-class RouterConfig(AccessOptions, BrowserOptions):
+class RouterConfig(ObservedOptions, InternalTlsOptions, BrowserOptions, AccessOptions):
     """One router process: where it listens, which model's text it speaks, which scheduler it asks."""
 
     model: str = argument(
@@ -95,15 +95,12 @@ class RouterConfig(AccessOptions, BrowserOptions):
         limits=Limits(-(2**63), 2**63 - 1),
     )
     metrics_by_tenant: bool = option(False, "Count tokens by tenant too, in metrics of their own.")
-    otlp_endpoint: str | None = common_options.otlp_endpoint()
-    otlp_sampling_ratio: float = common_options.otlp_sampling_ratio()
-    log_format: str = common_options.log_format()
-    log_level: str = option("info", "Least serious messages that are logged.", choices=LOG_LEVELS)
 
     def __post_init__(self) -> None:
         check_values(self)
         self.further_sources  # noqa: B018 - raises for a bad one
         self.check_access()
+        self.check_internal_tls()
         self.check_browser()
         if self.http_port == self.grpc_port != 0:
             raise OptionError(
@@ -128,6 +125,10 @@ class RouterConfig(AccessOptions, BrowserOptions):
                 raise OptionError("--model", text, f"{name} is another model's name too", "Give each its own")
             found[name] = source
         return found
+
+    @property
+    def has_internal_tls(self) -> bool:
+        return self.internal_tls_cert is not None
 
     def without_effect(self) -> tuple[tuple[str, str], ...]:
         """Fields whose value changes nothing because another decides, each with the reason."""

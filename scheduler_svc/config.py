@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from octavo import common_options
-from octavo.options import LOG_LEVELS, Limits, OptionError, check_values, option
+from octavo.common_options import InternalTlsOptions, ObservedOptions, ScrapedOptions
+from octavo.options import Limits, OptionError, check_values, option
 
 _AT_LEAST_ONE = Limits(minimum=1)
 
 
 @dataclass(frozen=True)
-class SchedulerConfig:
+class SchedulerConfig(ObservedOptions, InternalTlsOptions, ScrapedOptions):
     """One scheduler process: where it listens and how it fills a step."""
 
     host: str = option(
@@ -103,21 +103,10 @@ class SchedulerConfig:
         kind="seconds",
         limits=Limits(minimum=0),
     )
-    metrics_host: str = common_options.metrics_host()
-    metrics_port: int = common_options.metrics_port()
-    otlp_endpoint: str | None = common_options.otlp_endpoint()
-    otlp_sampling_ratio: float = common_options.otlp_sampling_ratio()
-    internal_tls_cert: str | None = common_options.internal_tls_cert()
-    internal_tls_key: str | None = common_options.internal_tls_key()
-    internal_tls_ca: str | None = common_options.internal_tls_ca()
-    log_format: str = common_options.log_format()
-    log_level: str = option("info", "Least serious messages that are logged.", choices=LOG_LEVELS)
 
     def __post_init__(self) -> None:
         check_values(self)
-        common_options.check_mutual_options(
-            "--internal-tls", self.internal_tls_cert, self.internal_tls_key, self.internal_tls_ca
-        )
+        self.check_internal_tls()
         try:
             tenant_weights(self.tenant_weights)
         except ValueError as error:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from octavo import common_options
+from octavo.common_options import InternalTlsOptions, ObservedOptions, ScrapedOptions
 from octavo.cost_model import parse_costs
-from octavo.options import DEFAULT_MODEL, LOG_LEVELS, Limits, OptionError, argument, check_values, option
+from octavo.options import DEFAULT_MODEL, Limits, OptionError, argument, check_values, option
 from octavo.sharding import MAX_RANKS
 
 _AT_LEAST_ONE = Limits(minimum=1)
 
 
 @dataclass(frozen=True)
-class WorkerConfig:
+class WorkerConfig(ObservedOptions, InternalTlsOptions, ScrapedOptions):
     """One worker process: which model it holds, in which precision, with how much room for KV blocks.
 
     The pool of KV blocks has one size, from the first of these that is given: `num_kv_blocks`,
@@ -108,21 +108,10 @@ class WorkerConfig:
     simulated_costs: str = option(
         "", "What a simulated step costs, as name=number,...; see `octavo plan --help` for the names and defaults."
     )
-    metrics_host: str = common_options.metrics_host()
-    metrics_port: int = common_options.metrics_port()
-    otlp_endpoint: str | None = common_options.otlp_endpoint()
-    otlp_sampling_ratio: float = common_options.otlp_sampling_ratio()
-    internal_tls_cert: str | None = common_options.internal_tls_cert()
-    internal_tls_key: str | None = common_options.internal_tls_key()
-    internal_tls_ca: str | None = common_options.internal_tls_ca()
-    log_format: str = common_options.log_format()
-    log_level: str = option("info", "Least serious messages that are logged.", choices=LOG_LEVELS)
 
     def __post_init__(self) -> None:
         check_values(self)
-        common_options.check_mutual_options(
-            "--internal-tls", self.internal_tls_cert, self.internal_tls_key, self.internal_tls_ca
-        )
+        self.check_internal_tls()
         if re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", self.device) is None:
             raise OptionError("--device", self.device, "must be auto, cpu, cuda or cuda:N", "Use cuda:0 for the first")
         if self.device == "cpu" and self.kernels == "triton":

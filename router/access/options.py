@@ -95,9 +95,6 @@ class AccessOptions:
         "--token-listen is not on this machine alone.",
         choices=("auto", "on", "off"),
     )
-    internal_tls_cert: str | None = common_options.internal_tls_cert()
-    internal_tls_key: str | None = common_options.internal_tls_key()
-    internal_tls_ca: str | None = common_options.internal_tls_ca()
 
     def check_access(self) -> None:
         """Raise OptionError for values that do not go together. Called from `__post_init__` of the whole."""
@@ -109,18 +106,11 @@ class AccessOptions:
             except ValueError as error:
                 raise OptionError(flag, text, str(error), "Write networks as 10.0.0.0/8,fd00::/8") from None
         common_options.check_server_options("--tls", self.tls_cert, self.tls_key, self.tls_client_ca, "--tls-client-ca")
-        common_options.check_mutual_options(
-            "--internal-tls", self.internal_tls_cert, self.internal_tls_key, self.internal_tls_ca
-        )
 
     @property
     def asks_for_keys(self) -> bool:
         """Whether requests need a key."""
         return self.api_key is not None or self.key_file is not None
-
-    @property
-    def has_internal_tls(self) -> bool:
-        return self.internal_tls_cert is not None
 
     def wants_curve(self, token_listen: str) -> bool:
         """Whether the token socket at this endpoint is to have CURVE."""
