@@ -229,7 +229,9 @@ class Runner:
         wanted = np.concatenate([np.cumsum(counts)[sampling] - 1, prompt.token_indexes])
         found = self._model.forward(slots, counts, wanted)
         rows.commit(slots, counts)
-        stretches = self._prompt_stretches(prompt, found.hidden[len(sampling) :], plan_rows, slots)
+        stretches: tuple[PromptStretch, ...] = ()
+        if prompt.stretches:
+            stretches = self._prompt_stretches(prompt, found.hidden[len(sampling) :], plan_rows, slots)
         broken = _broken_rows(plan_rows, stretches)
         faults = () if found.faults is None else (found.faults,)
         sampled = None

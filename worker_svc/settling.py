@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from kernels.api import Samples, SamplingBatch
 from octavo.internal.v1 import types_pb2
-from worker_svc.device.staging import Downloads, Fetched
+from worker_svc.device.staging import Arrived, Downloads, Fetched
 from worker_svc.outcome import Addresses, PromptStretch, SampledRows, StepOutcome, TokenLogprobs
 from worker_svc.rows import Int64Array, PlanError, RowState, RowTable
 from worker_svc.sampling import SamplingTable
@@ -31,7 +31,7 @@ class Sampling:
     broken: npt.NDArray[np.bool_]
     # Of the rows that asked for logprobs, by index: how many alternatives.
     num_tops: dict[int, int]
-    fetched: Fetched
+    fetched: Fetched | Arrived
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Settler:
         self._rows, self._table, self._addresses = rows, sampling, addresses
         self._downloads = downloads
 
-    def fetch(self, samples: Samples, faults: Sequence[object]) -> Fetched:
+    def fetch(self, samples: Samples, faults: Sequence[object]) -> Fetched | Arrived:
         """Launches the copy of a step's results to the host, all of them in one; `faults` are tensors [rows]."""
         logprobs = samples.logprobs
         given = () if logprobs is None else (logprobs.token_logprobs, logprobs.top_ids, logprobs.top_logprobs)

@@ -55,6 +55,7 @@ class CpuBackend:
         self._doubts: dict[str, None] = {}
         self._arena = products.Arena()
         self._kept_dtypes: set[torch.dtype] = set()
+        self._sampling: sampling.CheckedBatch | None = None
         self.set_num_threads(torch.get_num_threads() if num_threads is None else num_threads)
 
     @property
@@ -254,7 +255,10 @@ class CpuBackend:
     # Sampling
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Samples:
-        return sampling.sample(self._context, logits, batch)
+        checked = self._sampling
+        if checked is None or checked.batch is not batch or checked.num_rows != len(logits):
+            checked = self._sampling = sampling.check(batch, len(logits))
+        return sampling.sample(self._context, logits, checked)
 
     def logprobs(self, logits: Tensor, token_ids: Tensor, num_top: int, vocab_size: int) -> Logprobs:
         return sampling.logprobs(self._context, logits, token_ids, num_top, vocab_size)

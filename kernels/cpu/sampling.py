@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -35,11 +37,24 @@ _FIELDS = (
 _RAGGED = frozenset({"history_ids", "bias_ids", "bias_values", "forbidden_ids"})
 
 
-def sample(context: int, logits: Tensor, batch: SamplingBatch) -> Samples:
-    """One token per row of [B, padded_vocab]. Raises ValueError for a tensor of another type or length."""
+@dataclass(frozen=True)
+class CheckedBatch:
+    """A batch whose tensors fit `num_rows` rows, and their addresses. Most decode steps have the last step's batch."""
+
+    batch: SamplingBatch
+    num_rows: int
+    addresses: tuple[int, ...]
+
+
+def check(batch: SamplingBatch, num_rows: int) -> CheckedBatch:
+    """Raises ValueError for a tensor of another type or length."""
+    return CheckedBatch(batch, num_rows, tuple(_address(batch, name, dtype, num_rows) for name, dtype in _FIELDS))
+
+
+def sample(context: int, logits: Tensor, checked: CheckedBatch) -> Samples:
+    """One token per row of [B, padded_vocab]."""
     logits = logits if logits.stride(-1) == 1 else logits.contiguous()
-    num_rows = logits.shape[0]
-    addresses = [_address(batch, name, dtype, num_rows) for name, dtype in _FIELDS]
+    batch, num_rows, addresses = checked.batch, checked.num_rows, checked.addresses
     token_ids = torch.empty(num_rows, dtype=torch.int64)
     finite = torch.empty(num_rows, dtype=torch.bool)
     row_arguments = _row_arguments(logits, batch.vocab_size)
