@@ -146,7 +146,7 @@ def _structured_outputs(given: Mapping[str, Any]) -> list[GrammarSpec | None]:
         raise InvalidRequest(path, f"{path} constrains nothing; give one of {', '.join(sorted(known))}")
     compact = check_flag(f"{path}.disable_any_whitespace", asked.get("disable_any_whitespace"), default=False)
     pattern = asked.get("whitespace_pattern")
-    return _constraints(f"{path}.", asked, _whitespace(f"{path}.whitespace_pattern", pattern, compact=compact))
+    return _constraints(f"{path}.", asked, whitespace_of(f"{path}.whitespace_pattern", pattern, compact=compact))
 
 
 def _guided(given: Mapping[str, Any]) -> list[GrammarSpec | None]:
@@ -157,7 +157,7 @@ def _guided(given: Mapping[str, Any]) -> list[GrammarSpec | None]:
         if name in GRAMMAR_FIELDS and name.startswith(_OLD_PREFIX) and value is not None
     }
     path = f"{_OLD_PREFIX}whitespace_pattern"
-    return _constraints(_OLD_PREFIX, asked, _whitespace(path, asked.get("whitespace_pattern"), compact=False))
+    return _constraints(_OLD_PREFIX, asked, whitespace_of(path, asked.get("whitespace_pattern"), compact=False))
 
 
 def _constraints(prefix: str, asked: Mapping[str, Any], whitespace: Mapping[str, object]) -> list[GrammarSpec | None]:
@@ -169,7 +169,8 @@ def _constraints(prefix: str, asked: Mapping[str, Any], whitespace: Mapping[str,
     return found
 
 
-def _whitespace(path: str, pattern: object, *, compact: bool) -> Mapping[str, object]:
+def whitespace_of(path: str, pattern: object, *, compact: bool) -> Mapping[str, object]:
+    """How JSON may be spaced: as the pattern says, else not at all where it shall be `compact`, else within bounds."""
     if pattern is not None:
         return {"whitespace_pattern": _filled_text(path, pattern)}
     return NO_WHITESPACE if compact else BOUNDED_WHITESPACE

@@ -16,11 +16,13 @@ def read_structured_output(sampling: pb.SamplingParams) -> GrammarSpec | None:
     if not sampling.HasField("structured_output"):
         return None
     asked = sampling.structured_output
+    pattern = asked.whitespace_pattern if asked.HasField("whitespace_pattern") else None
+    space = fields.whitespace_of(f"{PATH}.whitespace_pattern", pattern, compact=asked.disable_any_whitespace)
     match asked.WhichOneof("constraint"):
         case "json_schema":
-            return fields.json_schema(f"{PATH}.json_schema", asked.json_schema)
+            return fields.json_schema(f"{PATH}.json_schema", asked.json_schema, space)
         case "json_object" if asked.json_object:
-            return fields.json_object(f"{PATH}.json_object", True)
+            return fields.json_object(f"{PATH}.json_object", True, space)
         case "regex":
             return fields.regex(f"{PATH}.regex", asked.regex)
         case "choice":

@@ -76,6 +76,14 @@ async def test_grpc_speaks_of_its_own_fields(model_dir: Path) -> None:
         answer = await stub.GenerateUnary(ask(regex="[ab]+"))
         assert answer.choices[0].content.text == "ab"
         assert made.scheduler.requests[0].sampling.grammar.text == "[ab]+"
+        for options, spaced in (
+            ({}, {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,32}"}),
+            ({"disable_any_whitespace": True}, {"whitespace_flexible": False}),
+            ({"whitespace_pattern": " ", "disable_any_whitespace": True}, {"whitespace_pattern": " "}),
+        ):
+            await stub.GenerateUnary(ask(json_object=True, **options))
+            sent = json.loads(made.scheduler.requests.pop().sampling.grammar.text)
+            assert sent["x-guidance"] == spaced
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stub.GenerateUnary(ask(regex="[ab"))
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
