@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -101,15 +102,18 @@ def _compute_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
 @functools.cache
 def onednn_supports(dtype: torch.dtype) -> bool:
     """Whether this torch and CPU multiply packed weights of `dtype`."""
-    ops = torch.ops.mkldnn
     available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    if not available or not hasattr(ops, "_linear_pointwise"):
+    return available and operators_support(torch.ops.mkldnn, dtype)
+
+
+def operators_support(operators: Any, dtype: torch.dtype) -> bool:
+    """Whether torch's private operators are the ones used here, and take `dtype`; other releases may lack some."""
+    if not all(hasattr(operators, name) for name in ("_reorder_linear_weight", "_linear_pointwise")):
         return False
-    if dtype == torch.bfloat16:
-        return bool(ops._is_mkldnn_bf16_supported())
-    if dtype == torch.float16:
-        return bool(ops._is_mkldnn_fp16_supported())
-    return dtype == torch.float32
+    probe = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}.get(dtype)
+    if probe is None:
+        return dtype == torch.float32
+    return hasattr(operators, probe) and bool(getattr(operators, probe)())
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels.api import Backend
-from kernels.linear import rows_agree
+from kernels.linear import operators_support, rows_agree
 from kernels.reference import ReferenceBackend, elementary
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -145,6 +146,18 @@ def test_a_product_whose_rows_depend_on_their_number_is_found_out() -> None:
     assert rows_agree(fair, distinct)
     assert not rows_agree(another_kernel_from_64_rows, distinct)
     assert not rows_agree(another_kernel_for_the_last_row, distinct)
+
+
+@pytest.mark.parametrize("lacking", ["_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported"])
+def test_a_torch_without_one_of_the_private_operators_is_found_out(lacking: str) -> None:
+    names = ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported", "_is_mkldnn_fp16_supported")
+    whole = SimpleNamespace(**dict.fromkeys(names, lambda: True))
+    assert operators_support(whole, torch.bfloat16)
+    assert operators_support(whole, torch.float32)
+    assert not operators_support(whole, torch.float64)
+    less = SimpleNamespace(**dict.fromkeys((name for name in names if name != lacking), lambda: True))
+    assert not operators_support(less, torch.bfloat16)
+    assert operators_support(less, torch.float32) is lacking.startswith("_is")
 
 
 def test_a_weight_that_cannot_be_packed_withdraws_the_claim() -> None:
