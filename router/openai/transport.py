@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.tracing import HEADER
 from router.errors import Cancelled, Exhausted, InternalError, InvalidRequest, RequestTooLarge, RouterError
+from router.openai.json_pieces import loads_in_pieces
 from router.openai.shapes import error_json
 from router.requests import clean_request_id
 from router.traces import INCOMING
@@ -29,6 +30,9 @@ T = TypeVar("T")
 MOST_DISCARDED_BYTES = 128 * 2**20
 LONGEST_DISCARD_S = 20.0
 """How much of a body that is refused is read, and for how long, so that its sender gets to read the answer."""
+
+LARGE_BYTES = 2**18
+"""Bodies beyond it are read beside the loop that all streams share."""
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _REQUEST_ID_HEADER = "x-request-id"
@@ -42,7 +46,8 @@ async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
     """The body as a JSON object. Raises RequestTooLarge before reading more than `max_bytes`, InvalidRequest, and
     Cancelled where the client leaves before its body has come.
     """
-    return _parsed(await _read_body(request, max_bytes))
+    data = await _read_body(request, max_bytes)
+    return _parsed(data) if len(data) <= LARGE_BYTES else await asyncio.to_thread(_parsed, data)
 
 
 async def _read_body(request: Request, max_bytes: int) -> bytes:
@@ -67,7 +72,8 @@ async def _read_body(request: Request, max_bytes: int) -> bytes:
 
 def _parsed(data: bytes) -> dict[str, Any]:
     try:
-        body = json.loads(data, parse_constant=_refuse_constant)
+        loads = json.loads if len(data) <= LARGE_BYTES else loads_in_pieces
+        body = loads(data, parse_constant=_refuse_constant)
     except RecursionError:
         raise InvalidRequest("body", "body is nested too deeply to be read") from None
     except ValueError as error:  # not JSON, or not UTF-8
