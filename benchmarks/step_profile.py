@@ -8,12 +8,15 @@ are timed at the backend's boundary, so `decoder` and `rows, sampling` are what 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import platform
 import statistics
+import subprocess
+import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -198,6 +201,26 @@ def build(options: argparse.Namespace) -> tuple[Runner, Stopwatch, Backend]:
     return runner, watch, backend
 
 
+@contextlib.contextmanager
+def beside(loads: list[str]) -> Iterator[None]:
+    """Runs a process for each load meanwhile, "BUSY:IDLE" microseconds by turns, as a client or a router would."""
+    program = (
+        "import sys, time\n"
+        "busy_s, idle_s = (float(us) / 1e6 for us in sys.argv[1].split(':'))\n"
+        "while True:\n"
+        "    end_s = time.perf_counter() + busy_s\n"
+        "    while time.perf_counter() < end_s: pass\n"
+        "    if idle_s: time.sleep(idle_s)\n"
+    )
+    running = [subprocess.Popen([sys.executable, "-c", program, load]) for load in loads]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="default")
@@ -209,16 +232,29 @@ def main() -> None:
     parser.add_argument("--kernels", default="auto", choices=("auto", "reference", "cpu"))
     parser.add_argument("--num-threads", type=int)
     parser.add_argument("--by-kernel", action="store_true", help="a call for each kernel, to see each, at its cost")
+    parser.add_argument(
+        "--beside",
+        nargs="+",
+        default=[],
+        metavar="BUSY:IDLE",
+        help="processes that take a core meanwhile, microseconds",
+    )
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     runner, watch, backend = build(options)
-    figures = [profile(runner, watch, num_rows, options) for num_rows in options.rows]
+    with beside(options.beside):
+        figures = [profile(runner, watch, num_rows, options) for num_rows in options.rows]
     info = backend.info
     print(f"{info.name} {info.variant}, {options.dtype}, context {options.context}, medians in microseconds")
     print(table(figures))
     if options.json:
         facts = {"machine": platform.processor() or platform.machine(), "torch": torch.__version__}
-        report = {**facts, "kernels": f"{info.name} {info.variant}", "figures": [asdict(each) for each in figures]}
+        report = {
+            **facts,
+            "beside": options.beside,
+            "kernels": f"{info.name} {info.variant}",
+            "figures": [asdict(each) for each in figures],
+        }
         options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
