@@ -27,6 +27,11 @@ class HeldAnswer:
         return len(self.token_ids), self.prompt.next_position
 
     @property
+    def num_known_tokens(self) -> int:
+        """Output tokens that there are, those included that the scheduler's last word came before."""
+        return max(len(self.token_ids), self._told_tokens or 0)
+
+    @property
     def is_whole(self) -> bool:
         """Whether the sequence is complete by what is held here; then it is never submitted again."""
         if self.prompt.missing:

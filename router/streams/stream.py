@@ -256,7 +256,7 @@ class Stream:
         elif held.finish is Finish.GRAMMAR_ERROR:
             self._fail(
                 ErrorKind.INVALID_ARGUMENT,
-                f"after {len(held.token_ids)} tokens the grammar of the answer allows no token of the model, or has "
+                f"after {held.num_known_tokens} tokens the grammar of the answer allows no token of the model, or has "
                 "become too complex to follow; simplify it",
                 by_grammar=True,
             )
