@@ -72,10 +72,8 @@ class Choice:
     def take(self, output: Output, served: Served) -> Sequence[Event]:
         """The events that one output makes; `served` is its sequence. Raises RouterError for a failed one.
 
-        Where tokens set `end`, the text ended the answer, and nothing more is wanted of the sequence.
+        Nothing more is to be taken once `end` is set. Where tokens set it, the text ended the answer.
         """
-        if self.end is not None:
-            return ()
         match output:
             case NewTokens():
                 return self._take_tokens(output, served)

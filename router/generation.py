@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
+from functools import partial
 
 from octavo.internal.v1 import scheduler_pb2
 from router.choice import Choice
@@ -51,12 +52,17 @@ async def run(prepared: Prepared, context: StreamContext) -> AsyncGenerator[Even
             if trace is not None:
                 driver.begin_attempt = trace.attempt
             driver.start()
-        while not all(choice.end for choice in choices):
+        num_open = num_choices
+        while num_open:
             for index, output in await inbox.take():
                 choice, driver = choices[index], drivers[index]
+                if choice.end is not None:
+                    continue
                 events = choice.take(output, driver)
-                if choice.end is not None and isinstance(output, NewTokens):
-                    driver.cancel()  # its text ended it, which the sequence cannot know
+                if choice.end is not None:
+                    num_open -= 1
+                    if isinstance(output, NewTokens):
+                        driver.cancel()  # its text ended it, which the sequence cannot know
                 for event in events:
                     yield event
         yield _usage(prepared, choices)
@@ -120,4 +126,4 @@ def _make_driver(prepared: Prepared, index: int, context: StreamContext, inbox: 
         prompt_logprob_positions=prepared.prompt_logprob_positions if index == 0 else None,
     )
     call = scheduler_call(prepared, index, spec)
-    return context.make_driver(spec, call, lambda output: inbox.put(index, output))
+    return context.make_driver(spec, call, partial(inbox.put, index))

@@ -16,6 +16,7 @@ class Inbox:
     """Filled by the drivers of a request, emptied by its one reader, in one event loop."""
 
     def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
         self._waiting: list[tuple[int, Output]] = []
         self._reader: asyncio.Future[None] | None = None
 
@@ -28,13 +29,14 @@ class Inbox:
                 waiting[-1] = index, _joined(last, output)
                 return
         waiting.append((index, output))
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
+        reader, self._reader = self._reader, None
+        if reader is not None and not reader.done():  # done where it was cancelled
+            reader.set_result(None)
 
     async def take(self) -> list[tuple[int, Output]]:
         """All that waits, in order; something, however long it takes."""
         while not self._waiting:
-            self._reader = asyncio.get_running_loop().create_future()
+            self._reader = self._loop.create_future()
             await self._reader
         taken, self._waiting = self._waiting, []
         return taken

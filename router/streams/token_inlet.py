@@ -156,6 +156,9 @@ def read_batch(data: bytes) -> Iterator[TokenDelta | PromptDelta]:
     for index, (key, attempt, position, num, reason, final) in enumerate(rows):
         tokens = ids[offset : offset + num]
         offset += num
+        if not reason and not logprobs:  # nearly all
+            yield TokenDelta(key, attempt, position, tokens)
+            continue
         finish = _FINISH.get(reason)
         ended_by_token = finish in (Finish.END_TOKEN, Finish.STOP_TOKEN)
         yield TokenDelta(

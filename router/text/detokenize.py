@@ -46,7 +46,8 @@ class Detokenizer:
             data = b"".join([self._start.take(token_id) for token_id in ids if token_id not in hidden])
         else:
             table = self._table
-            data = b"".join([table[token_id] for token_id in ids if token_id not in hidden])
+            shown = [table[token_id] for token_id in ids if token_id not in hidden]
+            data = shown[0] if len(shown) == 1 else b"".join(shown)
         if not data:
             return ""
         if self._prompt_tail:
