@@ -24,8 +24,8 @@ from octavo.sources import resolve
 from octavo.tls import internal_channel_credentials
 from octavo.tracing import make_tracer
 from router.access.setup import Access, exposures
+from router.browser.later import write_refusal
 from router.browser.options import open_to_pages
-from router.browser.rpc import write_refusal
 from router.browser.setup import add_browser_doors
 from router.config import RouterConfig
 from router.front import FrontDoor, Helpers

@@ -25,19 +25,16 @@ from starlette.types import Message as AsgiMessage
 from octavo.v1 import inference_pb2 as pb
 from router.browser.call import CallContext, stream, unary
 from router.browser.json_codec import JsonCodec
+from router.browser.paths import MOUNT_PATH, SERVICE
 from router.browser.web_text import BINARY, WebText
 from router.errors import RouterError, Unauthenticated
 from router.grpc_api import InferenceServicer, abort
 from router.openai.transport import body_pieces, discard, show_request_id
 
-SERVICE = pb.DESCRIPTOR.services_by_name["InferenceService"]
-MOUNT_PATH = f"/{SERVICE.full_name}"
-
 _JSON = JsonCodec()
 _CODECS: tuple[Codec[Any, Any], ...] = (google_protobuf_binary_codec(), _JSON)
 _SLOW_CODECS: Mapping[str, Codec[Any, Any]] = {_JSON.name(): _JSON}
 _NATIVE = "application/grpc"
-_PATHS = frozenset(f"{MOUNT_PATH}/{method.name}" for method in SERVICE.methods)
 
 
 def make_rpc_app(servicer: InferenceServicer, max_message_bytes: int) -> ASGIApp:
@@ -46,10 +43,8 @@ def make_rpc_app(servicer: InferenceServicer, max_message_bytes: int) -> ASGIApp
     return _Transport(WebText(application))
 
 
-def write_refusal(scope: Scope, error: RouterError) -> ASGIApp | None:
-    """An app that refuses the request in its own protocol, before its body is read; None where it is none of ours."""
-    if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in _PATHS:
-        return None
+def make_refusing_app(error: RouterError) -> ASGIApp:
+    """An app that refuses a request for one of the methods in its own protocol, before its body is read."""
     return _Transport(WebText(_Application(None, 0, [_Refusing(error)])))
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
+from router.browser.later import make_rpc_app
 from router.browser.options import BrowserOptions
 from router.browser.page import add_chat_page
-from router.browser.rpc import MOUNT_PATH, make_rpc_app
+from router.browser.paths import MOUNT_PATH
 from router.grpc_api import InferenceServicer
 
 EXPOSED_HEADERS = (
