@@ -61,7 +61,7 @@ def test_the_services_do_not_bring_each_other() -> None:
 def test_a_start_brings_only_what_every_start_needs() -> None:
     # Connect and gRPC-Web come with their first request, protobuf and the checks beside the children's own start.
     assert "connectrpc" not in modules_after("import router.server")
-    assert not modules_after("import octavo.stack.serve") & {"grpc", "google", "router.server"}
+    assert not modules_after("import octavo.stack.serve") & {"grpc", "google"}
     own = "import sys; print(*sorted(sys.modules))"
     command = f"from octavo.commands.command_line import parse; parse('worker', '', []); {own}"
     done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True)
