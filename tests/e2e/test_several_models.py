@@ -31,6 +31,8 @@ def complete(stack: Stack, model: str) -> dict[str, Any]:
 
 
 def test_two_models_and_an_alias_over_them(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
     first, second = write_tiny_model(tmp_path / "first", seed=0), write_tiny_model(tmp_path / "second", seed=1)
     port = free_port("127.0.0.1")
     options = ("--model", f"other={second}", "--num-kv-blocks", "64", "--scheduler-port", str(port))
@@ -41,8 +43,8 @@ def test_two_models_and_an_alias_over_them(tmp_path: Path) -> None:
         said = {name: complete(stack, name)["choices"][0]["text"] for name in ("first", "other")}
         assert said["first"] != said["other"], "two sets of random weights"
         for name, text in said.items():
-            options_of = {"model": name, "max_tokens": 4, "temperature": 0.0}
-            assert client.generate("a", **options_of).choices[0].text == text  # type: ignore[arg-type]
+            with Client(stack.grpc, model=name) as asking:
+                assert asking.generate("a", max_tokens=4, temperature=0.0).choices[0].text == text
         with pytest.raises(urllib.error.HTTPError) as unknown:
             complete(stack, "third")
         assert unknown.value.code == 404
@@ -61,6 +63,6 @@ def test_two_models_and_an_alias_over_them(tmp_path: Path) -> None:
         eventually(lambda: "chat" not in {model.name for model in client.models()}, 30, "the alias is gone")
         with urllib.request.urlopen(f"{stack.http}/metrics", timeout=30) as response:
             metrics = response.read().decode()
-        assert 'model_name="first"' in metrics
-        assert 'model_name="other"' in metrics
+        assert 'model="first"' in metrics
+        assert 'model="other"' in metrics
         assert stack.stop() == 0
