@@ -62,7 +62,8 @@ def test_the_503_body_names_the_phase_of_the_start() -> None:
 
 
 def failed_start(*options: str, model: str = "default") -> tuple[int, str]:
-    command = [sys.executable, "-m", "octavo", "serve", model, *options]
+    ports = ("--http-port", "0", "--grpc-port", "0")  # the last word for an option counts
+    command = [sys.executable, "-m", "octavo", "serve", model, *ports, *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     return done.returncode, (done.stdout + done.stderr).strip().splitlines()[-1]
 
