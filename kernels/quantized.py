@@ -128,7 +128,7 @@ def stack(weights: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
     heights = {weight.block[0] for weight in scaled}
     if len(heights) > 1 or any(weight.shape[0] % weight.block[0] for weight in scaled[:-1]):
         scaled = [_scaled_by_rows(weight) for weight in scaled]
-    values, scales = (torch.cat([getattr(weight, name) for weight in scaled]) for name in ("values", "scales"))
+    values, scales = (_joined([getattr(weight, name) for weight in scaled]) for name in ("values", "scales"))
     return ScaledWeight(values, scales, scaled[0].block)
 
 
@@ -140,4 +140,13 @@ def _scaled_by_rows(weight: ScaledWeight) -> ScaledWeight:
 
 def _pieces(tensor: Tensor, ranges: Sequence[range]) -> Tensor:
     pieces = [tensor.narrow(0, rows.start, len(rows)) for rows in ranges]
-    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+    return _joined(pieces)
+
+
+def _joined(pieces: Sequence[Tensor]) -> Tensor:
+    if len(pieces) == 1:
+        return pieces[0]
+    if pieces[0].itemsize > 1:
+        return torch.cat(list(pieces))
+    # As bytes: not every device joins fp8 numbers.
+    return torch.cat([piece.view(torch.uint8) for piece in pieces]).view(pieces[0].dtype)

@@ -130,7 +130,7 @@ def _pack_grouped(weight: GroupedWeight, bias: Tensor | None, device: torch.devi
     tiles = codes.reshape(depth // block_k, 2, block_k // 2, columns)
     codes = (tiles[:, 0] | (tiles[:, 1] << 4)).reshape(depth // 2, columns)
     of_tile = torch.arange(len(full)).repeat_interleave(full // block_k).to(device)
-    scales, zeros = (x.to(device).t().index_select(0, of_tile) for x in (weight.scales, weight.zeros))
+    scales, zeros = (x.to(device).t().index_select(0, of_tile).contiguous() for x in (weight.scales, weight.zeros))
     own_order = None if is_sorted else order.to(device)
     return TritonGroupedLinear(inputs, codes.contiguous(), scales, zeros, block_k, own_order, bias)
 

@@ -93,11 +93,14 @@ def test_the_largest_step_and_the_graphs_are_measured(tiny_directory: Path) -> N
     assert meter.num_works == 3
 
 
-def test_a_rank_takes_the_device_of_its_place() -> None:
+def test_a_rank_takes_the_device_of_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_device("cpu", 1) == torch.device("cpu")
     assert choose_device("auto", 1, num_visible=2) == torch.device("cuda", 1)
     assert choose_device("cuda:2", 1, num_visible=4) == torch.device("cuda", 3)
     with pytest.raises(StartError, match=r"rank 1 of this machine needs CUDA device 1, torch .* sees 1"):
+        choose_device("cuda", 1, num_visible=1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    with pytest.raises(StartError, match=r"sees 1 \(CUDA_VISIBLE_DEVICES=3\)"):
         choose_device("cuda", 1, num_visible=1)
     with pytest.raises(StartError, match="give --device cpu"):
         choose_device("cuda", 0, num_visible=0)

@@ -6,6 +6,8 @@ that this machine has a GPU.
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from octavo.gpus import collect_gpus
@@ -30,8 +32,10 @@ def choose_device(wanted: str, local_rank: int, num_visible: int | None = None) 
     index = first + local_rank
     if index >= num_visible:
         which = f"rank {local_rank} of this machine needs CUDA device {index}"
+        shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+        visible = str(num_visible) if shown is None else f"{num_visible} (CUDA_VISIBLE_DEVICES={shown})"
         raise StartError(
-            f"--device {wanted}: {which}, torch {torch.__version__} sees {num_visible}. `octavo doctor` says why; "
+            f"--device {wanted}: {which}, torch {torch.__version__} sees {visible}. `octavo doctor` says why; "
             "lower --tensor-parallel-size, show more devices (CUDA_VISIBLE_DEVICES), or give --device cpu"
         )
     return torch.device("cuda", index)
