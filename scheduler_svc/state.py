@@ -26,6 +26,7 @@ from scheduler_svc.core.blocks import BlockPool
 from scheduler_svc.core.counters import ReplicaCounters
 from scheduler_svc.core.deadlines import Deadlines
 from scheduler_svc.core.fleet import Fleet
+from scheduler_svc.core.foresight import Foresight
 from scheduler_svc.core.group_places import GroupPlaces, Places
 from scheduler_svc.core.growth import Growth
 from scheduler_svc.core.history import History
@@ -57,7 +58,19 @@ _CLASSES: dict[str, type[Any]] = {
     for each in (
         *(Scheduler, Order, Ledger, Fleet, Longest, Admissions, Placement, Promise, Deadlines),
         *(WaitingRoom, WaitingQueue, FairQueue, GroupPlaces, Places, Pace),
-        *(Replica, ReplicaSpec, ReplicaCounters, StepRates, MeanStep, Growth, Lengths, Rows, SteadyRows, InFlight),
+        *(
+            Replica,
+            ReplicaSpec,
+            ReplicaCounters,
+            StepRates,
+            MeanStep,
+            Growth,
+            Lengths,
+            Foresight,
+            Rows,
+            SteadyRows,
+            InFlight,
+        ),
         *(UnansweredPlan, KvSpace, BlockPool, PrefixCache, HostTier, Sequence, PrefixChain),
     )
 }

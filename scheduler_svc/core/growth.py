@@ -1,13 +1,10 @@
-"""Room that admission keeps for the growth of sequences that run.
+"""How far the sequences of a replica are thought to grow, and how sure that is.
 
-Knows lengths and blocks of one replica's sequences; must not know queues. What a replica must hold at most is foreseen
-as in Gong et al., "Past-Future Scheduler for LLM Serving under SLA Guarantees" (ASPLOS 2025): all grow by one token a
-step until each is as long as sequences here usually get, and leaves; the peak is just before somebody leaves.
+Knows lengths of one replica's sequences; must not know queues or blocks in use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from math import ceil
 
 from scheduler_svc.core.lengths import Lengths
@@ -19,7 +16,7 @@ _KEEP_CAUTION = 0.98
 
 
 class Growth:
-    """How much room is kept on a replica."""
+    """What is known of growth on one replica."""
 
     __slots__ = ("_block_size", "_caution", "_lengths", "is_on")
 
@@ -60,21 +57,3 @@ class Growth:
     def num_longest_blocks(self) -> int:
         """Blocks that no sequence is thought to grow by more than."""
         return ceil(self._lengths.longest_mean * (1 + self._caution)) // self._block_size + 1
-
-    def peak_blocks(self, lengths: Iterable[tuple[int, int]]) -> int:
-        """Most blocks that sequences of so many (tokens, remaining tokens) hold at once, sharing none.
-
-        The peak of tokens is found exactly, and its blocks are counted; the peak of blocks may be up to one block a
-        sequence higher.
-        """
-        # The last token that is sampled needs no place.
-        by_growth = sorted(((max(0, rest - 1), tokens) for tokens, rest in lengths), reverse=True)
-        best_total, best_index, total_now = -1, -1, 0
-        for index, (growth, tokens) in enumerate(by_growth):
-            # When this one has grown up, those before it have grown as much and go on; those behind it have left.
-            total_now += tokens
-            total = total_now + (index + 1) * growth
-            if total > best_total:
-                best_total, best_index = total, index
-        size = self._block_size
-        return sum(-(-(tokens + by_growth[best_index][0]) // size) for _, tokens in by_growth[: best_index + 1])

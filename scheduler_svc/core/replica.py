@@ -12,6 +12,7 @@ from operator import attrgetter
 
 from scheduler_svc.core.answers import take_answer
 from scheduler_svc.core.counters import ReplicaCounters
+from scheduler_svc.core.foresight import Foresight
 from scheduler_svc.core.growth import Growth
 from scheduler_svc.core.kv_space import Prefix
 from scheduler_svc.core.limits import CoreLimits
@@ -95,24 +96,25 @@ class Replica:
         num_new = self.kv.num_blocks_for(len(sequence.token_ids))
         if rows.num_most_blocks + num_most <= pool.num_blocks or num_new + num_growing <= pool.num_idle:
             return True
-        num_shared = sum(len(row.block_ids) for row in rows.running) - (pool.num_blocks - pool.num_idle)
-        num_shared += sum(1 for block in prefix.device if pool.holds[block])
-        lengths, remaining = self._foreseen(worse)
-        own, own_remaining = self._foresee([sequence])
-        peak = growth.peak_blocks(zip(lengths + own, remaining + own_remaining, strict=True))
-        return peak - num_shared <= pool.num_blocks
+        foresight = self._foresight(worse)
+        num_shared = foresight.num_shared + sum(1 for block in prefix.device if pool.holds[block])
+        return foresight.peak_blocks(*self._foresee(sequence)) - num_shared <= pool.num_blocks
 
-    def _foreseen(self, worse: Items[Sequence]) -> tuple[list[int], list[int]]:
-        """Tokens, and the tokens to come, of the running ones but for the worse."""
-        if worse:
-            return self._foresee([row for row in self.rows.running if row not in worse])
-        if self.rows.foreseen is None:
-            self.rows.foreseen = self._foresee(self.rows.running)
-        return self.rows.foreseen
+    def _foresight(self, worse: Items[Sequence]) -> Foresight:
+        """What the running ones, but for the worse, will hold."""
+        rows, pool, size = self.rows, self.kv.pool, self.spec.block_size
+        found = rows.foresight
+        if found is None or worse or self._next_step - found.made_at_step >= size:
+            num_shared = sum([len(row.block_ids) for row in rows.running]) - (pool.num_blocks - pool.num_idle)
+            lengths = [self._foresee(row) for row in rows.running if row not in worse]
+            found = Foresight(lengths, size, num_shared=num_shared, made_at_step=self._next_step)
+            if not worse:
+                rows.foresight = found
+        return found
 
-    def _foresee(self, sequences: list[Sequence]) -> tuple[list[int], list[int]]:
-        end_of, remaining = self.rows.end_of, self.growth.num_remaining_tokens
-        return [len(each.token_ids) for each in sequences], [remaining(each, end_of(each)) for each in sequences]
+    def _foresee(self, sequence: Sequence) -> tuple[int, int]:
+        """Its tokens, and those to come."""
+        return len(sequence.token_ids), self.growth.num_remaining_tokens(sequence, self.rows.end_of(sequence))
 
     # Making a step -----------------------------------------------------------------------------------------------
 
@@ -209,7 +211,7 @@ class Replica:
             promote_device_ids=copies.promote_device_ids,
         )
         self._advance(draft, record)
-        self.rows.note_change()
+        self.rows.load_tokens = None
         self.rows.unanswered.append(record)
         self.rows.released_slots = []
         self._next_step += 1
@@ -270,7 +272,7 @@ class Replica:
         plan = self.rows.unanswered[0]
         plan.check(result)
         self.rows.unanswered.popleft()
-        self.rows.note_change()
+        self.rows.load_tokens = None
         self.counters.note_step(plan.num_tokens, len(result.token_ids))
         if result.copy_ns * _MANY_COPIES <= result.duration_ns:
             self.rates.note(len(plan.rows), plan.num_tokens, result.duration_ns)

@@ -10,6 +10,7 @@ from bisect import bisect_left, insort
 from collections import Counter, deque
 from operator import attrgetter
 
+from scheduler_svc.core.foresight import Foresight
 from scheduler_svc.core.in_flight import InFlight
 from scheduler_svc.core.kv_space import KvSpace, Prefix
 from scheduler_svc.core.limits import PreemptionMode
@@ -46,8 +47,8 @@ class Rows:
         """Counts every sequence that left."""
         self.load_tokens: int | None = None
         """Kept by the replica until rows or plans change."""
-        self.foreseen: tuple[list[int], list[int]] | None = None
-        """Tokens of the running ones, and those thought to come; kept by the replica until rows or plans change."""
+        self.foresight: Foresight | None = None
+        """What the running ones are thought to hold; kept by the replica until somebody comes or leaves."""
         self.num_most_blocks = 0
         """Blocks that the running ones would hold together, sharing none, if each got as long as it may."""
         self.running: list[Sequence] = []
@@ -75,15 +76,11 @@ class Rows:
             self.suspects[sequence] = None
         self.in_flight.note(sequence)
         self.num_most_blocks += self.kv.num_blocks_for(self.end_of(sequence))
-        self.note_change()
+        self.load_tokens = self.foresight = None
 
     def end_of(self, sequence: Sequence) -> int:
         """Length, prompt included, at which the worker ends the sequence with LENGTH."""
         return min(sequence.max_tokens, self._max_model_len)
-
-    def note_change(self) -> None:
-        """Rows or plans changed: what was kept of them is out of date."""
-        self.load_tokens = self.foreseen = None
 
     def commit(self, sequence: Sequence, num_computed_tokens: int) -> None:
         """Makes findable what is full among so many computed and answered tokens of a running sequence."""
@@ -170,7 +167,7 @@ class Rows:
         self.suspects.pop(sequence, None)
         self.num_exits += 1
         self.num_most_blocks -= self.kv.num_blocks_for(self.end_of(sequence))
-        self.note_change()
+        self.load_tokens = self.foresight = None
         sequence.num_lost_tokens = max(sequence.num_lost_tokens, sequence.num_planned_tokens)
 
     def _count_priority(self, priority: int, sign: int) -> None:

@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from scheduler_svc.core.foresight import Foresight
 from scheduler_svc.core.growth import Growth
 from scheduler_svc.core.lengths import Lengths
 from scheduler_svc.core.plan import Limit
@@ -28,10 +29,10 @@ def peak_by_steps(lengths: list[tuple[int, int]], block_size: int) -> int:
 def test_the_foreseen_peak_is_that_of_growing_step_by_step(seed: int) -> None:
     random = Random(seed)
     lengths = [(random.randint(1, 60), random.randint(0, 40)) for _ in range(random.randint(1, 12))]
-    exact = Growth(1, 0).peak_blocks(lengths)
+    exact = Foresight(lengths[1:], 1).peak_blocks(*lengths[0])
     assert exact == peak_by_steps(lengths, 1)
     # With blocks of several tokens the peak of blocks may be at another end than that of tokens.
-    coarse = Growth(8, 0).peak_blocks(lengths)
+    coarse = Foresight(lengths[1:], 8).peak_blocks(*lengths[0])
     assert abs(coarse - peak_by_steps(lengths, 8)) <= len(lengths)
 
 
