@@ -6,6 +6,7 @@ checked for it. Whatever ends the start is said in one line, the last one on sta
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 import os
@@ -77,7 +78,7 @@ def become(service: Service, config: Any) -> int:
     supervised = LIFELINE_VARIABLE in os.environ
     die_with_parent()
     try:
-        main: Callable[[Any], int] = importlib.import_module(service.module).main
+        main = _import_main(service.module)
         await_gate()
         for line in (*differences(config), *without_effect(config)):
             _LOG.info("option %s", line)
@@ -88,6 +89,17 @@ def become(service: Service, config: Any) -> int:
         return 130
     except Exception as error:
         return say_cause(f"octavo {service.name}", service.name, error)
+
+
+def _import_main(module: str) -> Callable[[Any], int]:
+    """Imports the service; what comes with it stays, so the collector of garbage need not walk it, now or ever."""
+    gc.disable()
+    try:
+        main: Callable[[Any], int] = importlib.import_module(module).main
+        gc.freeze()
+    finally:
+        gc.enable()
+    return main
 
 
 def say_cause(program: str, extra: str, error: Exception) -> int:
