@@ -57,6 +57,11 @@ class LoadedWorker:
     hello: worker_pb2.Hello
     # None: their number is fixed.
     threads: StepThreads | None
+    grammars: GrammarCompiler
+
+    def close(self) -> None:
+        """Ends what works beside the steps."""
+        self.grammars.close()
 
 
 def load(
@@ -109,7 +114,7 @@ def load(
         _warm_up(runner, vocabulary)
         runner.capture_graphs()
     hello = _hello(limits, info, host_cache.spec.num_blocks if host_cache is not None else 0)
-    return LoadedWorker(runner, hello, threads)
+    return LoadedWorker(runner, hello, threads, grammars)
 
 
 def _open_grammars(model: FoundModel, vocabulary: Vocabulary) -> GrammarCompiler:

@@ -53,6 +53,8 @@ class Loaded(Protocol):
     @property
     def threads(self) -> StepThreads | None: ...
 
+    def close(self) -> None: ...
+
 
 def main(config: WorkerConfig) -> int:
     """Runs a worker until SIGTERM or SIGINT; returns the exit status.
@@ -127,6 +129,7 @@ def _serve(
         Engine(replica.leading(loaded.runner), outlet, inbox, loaded.threads, observers).run(lambda: shutdown.draining)
     finally:
         outlet.close()
+        loaded.close()
         _LOG.info("%s", metrics.totals())
         if tracer is not None:
             tracer.close()

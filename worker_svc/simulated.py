@@ -64,6 +64,9 @@ class LoadedSimulation:
     hello: worker_pb2.Hello
     threads: None = None
 
+    def close(self) -> None:
+        """Nothing works beside its steps."""
+
 
 @dataclass(frozen=True)
 class SimulatedStep:

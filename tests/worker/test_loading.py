@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kernels.cpu import unavailable_reason
+from octavo.internal.v1 import types_pb2
 from octavo.phases import Phase, Phases
 from octavo.process import StartError
 from tests.fakes.checkpoint_files import ModelFiles, write_model
@@ -151,3 +152,10 @@ def test_an_fp8_cache_holds_more_tokens_and_says_how_many(model: Path, caplog: p
 def test_kernels_that_hold_no_fp8_cache_say_so(model: Path) -> None:
     with pytest.raises(StartError, match=r"--kv-cache-dtype fp8_e4m3: the cpu kernels .*--kernels reference"):
         start(model, replace(SMALL, kernels="cpu", kv_cache_dtype="fp8_e4m3"))
+
+
+def test_a_closed_worker_takes_no_more_grammars(model: Path) -> None:
+    loaded = start(model)
+    loaded.close()
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        loaded.grammars.start(types_pb2.Grammar(kind=types_pb2.GRAMMAR_KIND_REGEX, text="a+"), [])
