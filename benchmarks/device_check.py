@@ -1,11 +1,11 @@
 """Checks and measures the GPU at hand in at most five minutes, and writes what it found as JSON.
 
-    python -m benchmarks.device_check [--json FILE] [--seconds 270] [--part kernels|attention|model ...]
+    python -m benchmarks.device_check [--json FILE] [--seconds 270] [--part kernels|attention|sampling|model ...]
     python -m benchmarks.device_check --dry     # no GPU: compiles every kernel, runs the program itself at toy sizes
 
 Each kernel against the reference; the two ceilings, copy bandwidth and bf16 matrix products; decode and prefill
 attention beside torch's SDPA and FlashInfer where it is installed; and an 8B-shaped model with random weights through
-the worker's own classes. Parts that the time does not allow are named in the output. Exit status 1 when a kernel is
+the worker's own classes. Sampling is timed too. Parts that the time does not allow are named in the output. Exit status 1 when a kernel is
 wrong.
 """
 
@@ -24,9 +24,10 @@ from benchmarks.gpu.attention import decode_table, prefill_table
 from benchmarks.gpu.bench import FULL, TOY, Bench
 from benchmarks.gpu.kernel_cases import cases, compare
 from benchmarks.gpu.model_steps import step_table
+from benchmarks.gpu.sampling import sampling_table
 from kernels.reference import ReferenceBackend
 
-PARTS = ("kernels", "attention", "model")
+PARTS = ("kernels", "attention", "sampling", "model")
 
 
 def check_kernels(bench: Bench, has_fp8: bool) -> bool:
@@ -67,6 +68,8 @@ def measure(bench: Bench, parts: Sequence[str], has_fp8: bool) -> bool:
     if "model" in parts:
         # Before the tables, which can be cut short anywhere.
         step_table(bench, copy_rate, has_fp8)
+    if "sampling" in parts:
+        sampling_table(bench)
     if "attention" in parts:
         decode_table(bench, copy_rate, has_fp8)
         prefill_table(bench, flops)

@@ -16,6 +16,7 @@ from benchmarks.gpu.attention import decode_table, prefill_table
 from benchmarks.gpu.bench import COMPILED, Bench
 from benchmarks.gpu.kernel_cases import cases
 from benchmarks.gpu.model_steps import step_table
+from benchmarks.gpu.sampling import sampling_table
 from kernels.api import AttentionPlan, KVCache, PackedLinear, RaggedBatch, Samples, SamplingBatch
 from kernels.cuda.block_copies import SOURCE
 from kernels.cuda.compiler import CudaUnavailable, compile_cubin
@@ -63,6 +64,7 @@ def compile_for(capability: int, say: Callable[[str], None]) -> dict[str, object
         for case in cases(has_fp8):
             case.run(backend, bench.place)
         step_table(bench, 1.0, has_fp8)
+        sampling_table(bench)
         decode_table(bench, 1.0, has_fp8)
         prefill_table(bench, 1.0)
     reports = [Report(kernel) for kernel in compiled]

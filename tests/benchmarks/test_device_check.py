@@ -26,6 +26,7 @@ def test_every_part_leaves_figures() -> None:
         "kernel": 16,
         "ceilings": 1,
         "step": 14,
+        "sampling": 3,
         "decode": 4,
         "prefill": 2,
         "prefill peer": 1,
@@ -55,6 +56,7 @@ def test_what_there_is_no_time_for_is_named() -> None:
     assert left_out == [
         "kernels: attention torch.bfloat16",
         "steps of the model in bf16",
+        "sampling 64 rows of 256, greedy",
         "decode 1 x 40 torch.bfloat16",
         "prefill 24 over 0",
     ]
