@@ -6,6 +6,7 @@ Knows files and `octavo.grammars`; knows no rows and no sampling. Grammars are c
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -37,15 +38,15 @@ class GrammarCompiler:
     ) -> None:
         """`end_ids`: the model's end set, which may end any grammar.
 
-        The vocabulary is loaded for the first grammar, and for none after `leisure_s`: until then others may need the
-        cores more.
+        The vocabulary is loaded for the first grammar, and without one after `leisure_s`: until then others may need
+        the cores more.
         """
         self.end_ids = tuple(end_ids)
         self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="grammar")
         self._load_vocabulary = load_vocabulary
         self._loading = threading.Lock()
         self._vocabulary: Future[LLTokenizer] | None = None
-        self._timer = threading.Timer(leisure_s, self._begin_to_load)
+        self._timer = threading.Timer(leisure_s, self._load_at_leisure)
         self._timer.daemon = True
         self._timer.start()
         # By digest, the latest used last: matchers at their grammar's start, of which rows get copies.
@@ -61,6 +62,10 @@ class GrammarCompiler:
         """Ends the threads when they have done what they do."""
         self._timer.cancel()
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _load_at_leisure(self) -> None:
+        with contextlib.suppress(RuntimeError):  # closed meanwhile
+            self._begin_to_load()
 
     def _begin_to_load(self) -> Future[LLTokenizer]:
         with self._loading:
