@@ -16,7 +16,7 @@ constexpr int tile_panels(int rows) { return rows <= 2 ? 4 : rows <= 4 ? 2 : 1; 
 constexpr int kMaxLinearRows = 6;
 constexpr int kMinLinearRows = 3;
 constexpr int tile_halves(int rows) { return rows <= 3 ? 2 : 1; }
-constexpr int tile_panels(int rows) { return rows == 1 ? 2 : 1; }
+constexpr int tile_panels(int) { return 1; }
 #else
 constexpr int kMaxLinearRows = 2;
 constexpr int kMinLinearRows = 1;
@@ -151,27 +151,29 @@ INLINE int64_t max_task_rows(int64_t depth) {
     return (rows < kMinTaskRows ? kMinTaskRows : rows) / kMaxLinearRows * kMaxLinearRows;
 }
 
-// In how many tasks rows meet all panels.
+// Panels of a task whose rows are `rows`.
 template <class Panel>
-INLINE int64_t num_panel_tasks(int64_t panels, int64_t depth, int64_t rows, int threads) {
-    const int64_t weights = panels * depth * kPanelColumns;
-    const int64_t by_bytes = weights * sizeof(typename Panel::Element) / kTaskBytes;
-    const int64_t by_products = weights * rows / kTaskProducts;
-    int64_t tasks = (by_bytes > by_products ? by_bytes : by_products) + 1;
-    if (tasks > threads * kMostPanelTasks) tasks = threads * kMostPanelTasks;
-    return tasks < panels ? tasks : panels;
+INLINE int64_t num_task_panels(int64_t panels, int64_t depth, int64_t rows, int threads) {
+    const int64_t weights = depth * kPanelColumns;
+    const int64_t by_bytes = kTaskBytes / (weights * static_cast<int64_t>(sizeof(typename Panel::Element)));
+    const int64_t by_products = kTaskProducts / (weights * rows), fewest = panels / (threads * kMostPanelTasks);
+    const int64_t wanted = by_bytes < by_products ? by_bytes : by_products;
+    if (wanted >= fewest) return wanted > 1 ? wanted : 1;
+    return fewest > 1 ? fewest : 1;
 }
 
 template <class Panel>
 static void run_linear(const octavo::LinearArgs& a, const float* x, Walk& walk) {
     const int64_t panels = num_panels(a.columns), rows_each = max_task_rows(a.depth);
     const int64_t row_tasks = (a.rows + rows_each - 1) / rows_each;
-    const int64_t panel_tasks = num_panel_tasks<Panel>(panels, a.depth, a.rows < rows_each ? a.rows : rows_each,
-                                                       walk.threads);
+    const int64_t panels_each =
+        num_task_panels<Panel>(panels, a.depth, a.rows < rows_each ? a.rows : rows_each, walk.threads);
+    const int64_t panel_tasks = (panels + panels_each - 1) / panels_each;
     parallel_for(walk, row_tasks * panel_tasks, [&](int64_t task) {
-        int64_t row = task / panel_tasks * rows_each, share = task % panel_tasks;
-        int64_t limit = row + rows_each < a.rows ? row + rows_each : a.rows;
-        linear_task<Panel>(a, x, row, limit, panels * share / panel_tasks, panels * (share + 1) / panel_tasks);
+        const int64_t row = task / panel_tasks * rows_each, panel = task % panel_tasks * panels_each;
+        const int64_t limit = row + rows_each < a.rows ? row + rows_each : a.rows;
+        const int64_t end = panel + panels_each < panels ? panel + panels_each : panels;
+        linear_task<Panel>(a, x, row, limit, panel, end);
     });
 }
 
