@@ -14,6 +14,44 @@ from router.streams.types import (
     TokenDelta,
 )
 
+MAX_FRUITLESS_ATTEMPTS = 3
+"""Attempts whose tokens were lost, without one new token between them, that fail the sequence."""
+
+FIRST_BACKOFF_S = 0.05
+LONGEST_BACKOFF_S = 1.0
+
+
+class Patience:
+    """How often a sequence is tried again, and after how long; what comes of an attempt restores it."""
+
+    def __init__(self) -> None:
+        self._held_at_attempt = (0, 0)
+        self._num_fruitless = 0
+        self._backoff_s = FIRST_BACKOFF_S
+
+    def begin_attempt(self, held: tuple[int, int]) -> None:
+        """An attempt begins, of a sequence that holds so much."""
+        self._held_at_attempt = held
+
+    def restore(self) -> None:
+        """A replica has taken it."""
+        self._backoff_s = FIRST_BACKOFF_S
+
+    def reward(self) -> None:
+        """New tokens have come."""
+        self._num_fruitless = 0
+        self._backoff_s = FIRST_BACKOFF_S
+
+    def is_out_after_loss(self, held: tuple[int, int]) -> bool:
+        """Whether tokens of this attempt, which were lost while so much was held, were lost once too often."""
+        self._num_fruitless += held == self._held_at_attempt
+        return self._num_fruitless >= MAX_FRUITLESS_ATTEMPTS
+
+    def backoff_s(self) -> float:
+        """How long to wait before the next attempt; the time after it is twice as long."""
+        due, self._backoff_s = self._backoff_s, min(2 * self._backoff_s, LONGEST_BACKOFF_S)
+        return due
+
 
 class ProgressWatch:
     """Since when the scheduler has known of a token that has not arrived."""

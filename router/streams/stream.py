@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from router.errors import ErrorKind
+from router.streams.failures import grammar_error, no_new_token, not_taken_over, numeric_error
 from router.streams.held import HeldAnswer
-from router.streams.parts import Overtaking, ProgressWatch, add_placement
+from router.streams.parts import MAX_FRUITLESS_ATTEMPTS, Overtaking, Patience, ProgressWatch, add_placement
 from router.streams.phases import TRANSITIONS, IllegalMove, Move, Phase
 from router.streams.types import (
     AttemptEnded,
@@ -42,11 +42,6 @@ LOSS_GRACE_S = 2.0
 RECEIPT_GRACE_S = 0.25
 """How long a complete sequence waits for the event that says where it ran."""
 
-MAX_FRUITLESS_ATTEMPTS = 3
-"""Attempts whose tokens were lost, without one new token between them, that fail the sequence."""
-
-FIRST_BACKOFF_S = 0.05
-LONGEST_BACKOFF_S = 1.0
 _NO_TIMERS = (None, None, None, None)
 
 
@@ -61,10 +56,8 @@ class Stream:
         self._held = HeldAnswer(spec)
         self._progress = ProgressWatch(LOSS_GRACE_S)
         self._overtaking = Overtaking()
-        self._held_at_attempt = (0, 0)
-        self._fruitless_attempts = 0
+        self._patience = Patience()
         self._crash_group_sizes: tuple[int, ...] = ()
-        self._backoff_s = FIRST_BACKOFF_S
         self._ready = True
         self._placed = self._call_over = False
         self._retry_at: float | None = None
@@ -146,8 +139,7 @@ class Stream:
             return None
         tokens = self._held.add_plain(delta)
         if tokens is not None:
-            self._fruitless_attempts = 0
-            self._backoff_s = FIRST_BACKOFF_S
+            self._patience.reward()
         return tokens
 
     def wake(self, now: float) -> tuple[Output, ...]:
@@ -187,8 +179,7 @@ class Stream:
             return
         fresh = self._held.add(delta)
         if fresh is not None:
-            self._fruitless_attempts = 0
-            self._backoff_s = FIRST_BACKOFF_S
+            self._patience.reward()
             self._recovery_at = None
             self._outputs += self._held.prompt.tokens(fresh)
         if self._held.seal(delta) and self._held.prompt.missing:
@@ -213,7 +204,7 @@ class Stream:
             self._move(Move.PLACED)
         self._placed = True
         self._recovery_at = None
-        self._backoff_s = FIRST_BACKOFF_S
+        self._patience.restore()
         self.receipt = add_placement(self.receipt, event)
 
     def _on_finished(self, event: Finished, now: float) -> None:
@@ -227,7 +218,7 @@ class Stream:
         if self._held.is_whole:
             return
         if end.failure is not None and not end.retriable:
-            self._fail(end.failure, end.message, end.retry_after_s)
+            self._fail(Failed(end.failure, end.message, end.retry_after_s))
             return
         if end.crash_group_size:
             self._crash_group_sizes = (*self._crash_group_sizes, end.crash_group_size)
@@ -241,8 +232,7 @@ class Stream:
             return
         self._move(Move.BROKEN)
         self._progress.clear()
-        self._retry_at = now + self._backoff_s
-        self._backoff_s = min(2 * self._backoff_s, LONGEST_BACKOFF_S)
+        self._retry_at = now + self._patience.backoff_s()
 
     # Completion, loss, failure.
 
@@ -251,15 +241,9 @@ class Stream:
         if self.ended:
             return
         if held.finish is Finish.NUMERIC_ERROR:
-            where = f"replica {self.receipt.replica}" if self.receipt.replica else "the replica"
-            self._fail(ErrorKind.INTERNAL, f"the model's logits held NaN or infinity on {where}")
+            self._fail(numeric_error(self.receipt.replica))
         elif held.finish is Finish.GRAMMAR_ERROR:
-            self._fail(
-                ErrorKind.INVALID_ARGUMENT,
-                f"after {held.num_known_tokens} tokens the grammar of the answer allows no token of the model, or has "
-                "become too complex to follow; simplify it",
-                by_grammar=True,
-            )
+            self._fail(grammar_error(held.num_known_tokens))
         elif held.is_whole:
             if not held.is_nameless and (self._placed or self._call_over or held.was_told):
                 self._complete()
@@ -279,24 +263,16 @@ class Stream:
         finish = held.finish or Finish.LENGTH
         self._outputs.append(Completed(finish, held.final_token_id, len(held.token_ids), self.receipt))
 
-    def _fail(
-        self, kind: ErrorKind, message: str, retry_after_s: float | None = None, *, by_grammar: bool = False
-    ) -> None:
+    def _fail(self, failed: Failed) -> None:
         self._move(Move.END)
-        self._outputs.append(Failed(kind, message, retry_after_s, by_grammar))
+        self._outputs.append(failed)
 
     def _lose(self, now: float) -> None:
         """Tokens of this attempt will not come: ask for them again, from what is held."""
         if self.phase is Phase.WAITING:
             return  # another attempt is coming anyway
-        if self._held.counts == self._held_at_attempt:
-            self._fruitless_attempts += 1
-        if self._fruitless_attempts >= MAX_FRUITLESS_ATTEMPTS:
-            self._fail(
-                ErrorKind.UNAVAILABLE,
-                f"{self._fruitless_attempts} attempts brought no new token: what replica "
-                f"{self.receipt.replica or '(unknown)'} sends does not reach this router at {self.spec.endpoint}",
-            )
+        if self._patience.is_out_after_loss(self._held.counts):
+            self._fail(no_new_token(MAX_FRUITLESS_ATTEMPTS, self.receipt.replica, self.spec))
             return
         self._next_attempt(Move.LOST)
 
@@ -304,8 +280,7 @@ class Stream:
         if self.phase is Phase.OPEN and self._ready:
             self._recovery_at = now + self.spec.recovery_timeout_s  # in the queue of a scheduler that can serve
             return
-        limit = f"{self.spec.recovery_timeout_s:g} s (--recovery-timeout)"
-        self._fail(ErrorKind.UNAVAILABLE, f"no replica took the sequence over within {limit}")
+        self._fail(not_taken_over(self.spec))
 
     # Attempts.
 
@@ -321,7 +296,7 @@ class Stream:
         self._submit()
 
     def _submit(self) -> None:
-        self._held_at_attempt = self._held.counts
+        self._patience.begin_attempt(self._held.counts)
         # The scheduler runs only what has a token to come; a full sequence is here for its prompt's logprobs.
         prior = self._held.token_ids[: self.spec.max_tokens - 1]
         start = self._held.prompt.next_position if self._held.prompt.missing else None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from router.errors import ErrorKind
+from router.streams.parts import FIRST_BACKOFF_S
 from router.streams.phases import TRANSITIONS, IllegalMove, Move, Phase
-from router.streams.stream import FIRST_BACKOFF_S, LOSS_GRACE_S, RECEIPT_GRACE_S, Stream
+from router.streams.stream import LOSS_GRACE_S, RECEIPT_GRACE_S, Stream
 from router.streams.types import (
     AttemptEnded,
     Availability,
