@@ -12,13 +12,13 @@ from operator import attrgetter
 
 from scheduler_svc.core.answers import take_answer
 from scheduler_svc.core.counters import ReplicaCounters
-from scheduler_svc.core.foresight import Foresight
 from scheduler_svc.core.growth import Growth
 from scheduler_svc.core.kv_space import Prefix
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import Admission, Limit, StepPlan, StepResult
 from scheduler_svc.core.preemption import choose_mode, copies_pay
 from scheduler_svc.core.rates import StepRates, prefill_cap
+from scheduler_svc.core.room_to_grow import may_grow
 from scheduler_svc.core.rows import Rows
 from scheduler_svc.core.sequence import Sequence, State
 from scheduler_svc.core.step import Answer, Eviction, StepDraft, UnansweredPlan, chunk_tokens
@@ -87,34 +87,7 @@ class Replica:
     def has_growth_room(self, sequence: Sequence, prefix: Prefix, worse: Items[Sequence] = ()) -> bool:
         """Whether the sequence may enter without, as far as can be foreseen, someone having to leave for it later who
         is not among the `worse`, whom it may displace."""
-        rows, pool, growth = self.rows, self.kv.pool, self.growth
-        if len(rows.running) == len(worse):
-            return True
-        # Mostly there is room by far, and it need not be looked at closely.
-        num_most = self.kv.num_blocks_for(rows.end_of(sequence))
-        num_growing = growth.num_longest_blocks * (len(rows.running) + 1)
-        num_new = self.kv.num_blocks_for(len(sequence.token_ids))
-        if rows.num_most_blocks + num_most <= pool.num_blocks or num_new + num_growing <= pool.num_idle:
-            return True
-        foresight = self._foresight(worse)
-        num_shared = foresight.num_shared + sum(1 for block in prefix.device if pool.holds[block])
-        return foresight.peak_blocks(*self._foresee(sequence)) - num_shared <= pool.num_blocks
-
-    def _foresight(self, worse: Items[Sequence]) -> Foresight:
-        """What the running ones, but for the worse, will hold."""
-        rows, pool, size = self.rows, self.kv.pool, self.spec.block_size
-        found = rows.foresight
-        if found is None or worse or self._next_step - found.made_at_step >= size:
-            num_shared = sum([len(row.block_ids) for row in rows.running]) - (pool.num_blocks - pool.num_idle)
-            lengths = [self._foresee(row) for row in rows.running if row not in worse]
-            found = Foresight(lengths, size, num_shared=num_shared, made_at_step=self._next_step)
-            if not worse:
-                rows.foresight = found
-        return found
-
-    def _foresee(self, sequence: Sequence) -> tuple[int, int]:
-        """Its tokens, and those to come."""
-        return len(sequence.token_ids), self.growth.num_remaining_tokens(sequence, self.rows.end_of(sequence))
+        return may_grow(self.rows, self.growth, self._next_step, (sequence, prefix), worse)
 
     # Making a step -----------------------------------------------------------------------------------------------
 
