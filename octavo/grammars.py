@@ -74,7 +74,11 @@ def _behind_thinking(thinking: types_pb2.Thinking, text: str) -> str:
     own: list[dict[str, Any]] = json.loads(text)["grammars"] if text.startswith("{") else [{"lark_grammar": text}]
     named = [{**own[0], "name": "answer"}, *own[1:]]
     closer = thinking.closer
-    opener = f"<[{thinking.opener_id}]>" if thinking.HasField("opener_id") else json.dumps(thinking.opener)
+    opener = (
+        f"<[{thinking.opener_id}]>"
+        if thinking.HasField("opener_id")
+        else json.dumps(thinking.opener, ensure_ascii=False)
+    )
     if not thinking.is_open:
         start = f"start: ({opener} thinking BLANKS?)? @answer"
     elif thinking.HasField("opener_id"):  # a model may write what its template has written already
@@ -86,13 +90,13 @@ def _behind_thinking(thinking: types_pb2.Thinking, text: str) -> str:
         rules.append(f"thinking: THOUGHT? <[{thinking.closer_id}]>")
         rules.append(rf"THOUGHT: /(?s:.+)/ & ~/(?s:.*){_escaped(closer)}(?s:.*)/")
     else:
-        rules.append(f"thinking[suffix={json.dumps(closer)}]: /(?s:.*)/")
+        rules.append(f"thinking[suffix={json.dumps(closer, ensure_ascii=False)}]: /(?s:.*)/")
     return json.dumps({"grammars": [{"lark_grammar": "\n".join(rules)}, *named]})
 
 
 def _escaped(text: str) -> str:
-    """The text as a regular expression between slashes."""
-    return re.sub(r"\W", lambda found: "\\" + found.group(), text, flags=re.ASCII)
+    """The text as a regular expression between slashes. Angle brackets stand for themselves; escaped, for borders."""
+    return re.sub(r"[!-/:;=?@\[-^`{-~]", lambda found: "\\" + found.group(), text)
 
 
 class _Tokens:

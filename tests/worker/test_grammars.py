@@ -268,6 +268,14 @@ def test_a_closer_that_is_a_special_token_is_never_spelled(model: Model) -> None
         assert json.loads(model.tokenizer.decode(said.output[at:])) in (1, 2)
 
 
+@pytest.mark.parametrize("closer", ["</think>", "[/THINK]", "<|end_of_thought|>", "</思考 *.>", "^\\d$"])
+def test_any_closer_can_be_a_special_token(byte_model: Model, closer: str) -> None:
+    grammar = behind_thinking(regex("x"), closer=closer, closer_id=byte_model.token_id("<|call|>"), is_open=True)
+    said = byte_model.say(grammar, max_tokens=200, **favour(byte_model, "<|call|>"))
+    assert said.finish == END
+    assert byte_model.text(said).endswith("x")
+
+
 def test_thinking_that_the_prompt_has_not_opened_may_be_left_out(model: Model) -> None:
     grammar = behind_thinking(regex("x{4}"))
     x_id = model.tokenizer.encode("x", add_special_tokens=False).ids[-1]
