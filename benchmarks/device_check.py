@@ -3,10 +3,10 @@
     python -m benchmarks.device_check [--json FILE] [--seconds 270] [--part kernels|attention|sampling|model ...]
     python -m benchmarks.device_check --dry     # no GPU: compiles every kernel, runs the program itself at toy sizes
 
-Each kernel against the reference; the two ceilings, copy bandwidth and bf16 matrix products; decode and prefill
-attention beside torch's SDPA and FlashInfer where it is installed; and an 8B-shaped model with random weights through
-the worker's own classes. Sampling is timed too. Parts that the time does not allow are named in the output. Exit status 1 when a kernel is
-wrong.
+Each kernel against the reference; the two ceilings, copy bandwidth and bf16 matrix products; sampling; decode and
+prefill attention beside torch's SDPA and FlashInfer where it is installed; and an 8B-shaped model with random weights
+through the worker's own classes. Parts that the time does not allow are named in the output. Exit status 1 when a
+kernel is wrong.
 """
 
 from __future__ import annotations
