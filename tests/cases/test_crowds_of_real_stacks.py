@@ -35,11 +35,16 @@ def test_f10_a_seed_belongs_to_its_request(crowd: Asker) -> None:
 
 
 def test_f36_preemption_is_invisible(crowd: Asker) -> None:
-    options = {"max_tokens": 100, "min_tokens": 50, "presence_penalty": 1.0, "logprobs": 2, "stop": ["zzzz"]}
+    options: dict[str, Any] = {
+        "max_tokens": 150,
+        "min_tokens": 140,
+        "presence_penalty": 1.0,
+        "logprobs": 2,
+        "stop": ["zzzz"],
+    }
 
     async def ask(client: AsyncClient, number: int) -> object:
-        sampling = {"temperature": 0} if number % 2 else {"temperature": 1.0, "seed": number}
-        # Better ones, which come later, displace those that run: room is kept for growth, so nothing else would.
+        sampling: dict[str, Any] = {"temperature": 0} if number % 2 else {"temperature": 1.0, "seed": number}
         priority = 1 if number < 4 else 0
         answer = await client.generate(f"Number {number}", **options, **sampling, priority=priority)
         (choice,) = answer.choices
@@ -48,7 +53,11 @@ def test_f36_preemption_is_invisible(crowd: Asker) -> None:
 
     async def run() -> tuple[list[object], list[object]]:
         async with AsyncClient(crowd.stack.grpc) as client:
-            together = await asyncio.gather(*(ask(client, number) for number in range(8)))
+            first = [asyncio.ensure_future(ask(client, number)) for number in range(4)]
+            # Room is kept for the growth of those that run, so that better work alone displaces them.
+            running = "some run whom better ones can displace"
+            await asyncio.to_thread(eventually, lambda: crowd.stack.replicas()[0].num_running >= 2, 60, running)
+            together = await asyncio.gather(*first, *(ask(client, number) for number in range(4, 8)))
             return list(together), [await ask(client, number) for number in range(8)]
 
     together, alone = asyncio.run(run())
