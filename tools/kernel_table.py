@@ -25,11 +25,12 @@ DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "kernels.md"
 BEGIN, END = "<!-- compiled kernels: begin -->\n", "<!-- compiled kernels: end -->\n"
 # An H200: measured copy bandwidth over 132 multiprocessors at their clock under load, bytes per cycle.
 BYTES_PER_CYCLE = 4300 / 132 / 1.83
+NUM_KV_HEADS = 8
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One attention layer to compile for: 32 query heads, 8 KV heads, decode rows or one row of a prompt."""
+    """One attention layer to compile for: 8 KV heads, decode rows or one row of a prompt."""
 
     capability: int
     head_dim: int = 128
@@ -40,6 +41,12 @@ class Shape:
     prefill: bool = False
     window: int | None = None
     soft_cap: float | None = None
+    # Query heads of a KV head.
+    group: int = 4
+
+    @property
+    def num_heads(self) -> int:
+        return NUM_KV_HEADS * self.group
 
     @property
     def loop_bytes(self) -> int:
@@ -48,7 +55,6 @@ class Shape:
 
     @property
     def tile(self) -> int:
-
         cache_bytes = self.cache_dtype.itemsize
         sizes = 2 if cache_bytes == 1 else self.dtype.itemsize, cache_bytes
         arch = architecture(self.capability)
@@ -66,6 +72,7 @@ SHAPES = (
     Shape(90, prefill=True, head_dim=64),
     Shape(90, prefill=True, head_dim=256),
     Shape(90, prefill=True, cache_dtype=torch.float8_e4m3fn),
+    Shape(90, prefill=True, head_dim=256, cache_dtype=torch.float8_e4m3fn, window=4096, soft_cap=50.0),
     Shape(90, prefill=True, invariant=True),
     Shape(80),
     Shape(80, prefill=True),
@@ -77,11 +84,13 @@ def attention_kernels(shape: Shape) -> dict[str, Report]:
     """The kernels of a step's attention that no shape before needed, compiled by a step on CPU tensors."""
     device = DeviceShape(architecture(shape.capability), 132)
     backend = TritonBackend(torch.device("cpu"), shape.invariant, shape=device)
-    cache = backend.allocate_kv_cache(KVCacheSpec(1, 32, shape.block_size, 8, shape.head_dim, shape.cache_dtype))
+    cache = backend.allocate_kv_cache(
+        KVCacheSpec(1, 32, shape.block_size, NUM_KV_HEADS, shape.head_dim, shape.cache_dtype)
+    )
     batch = ragged_batch((100,) if shape.prefill else (1, 1), 300, shape.block_size)
-    qkv = torch.zeros(batch.num_tokens, 48 * shape.head_dim, dtype=shape.dtype)
+    qkv = torch.zeros(batch.num_tokens, (shape.num_heads + 2 * NUM_KV_HEADS) * shape.head_dim, dtype=shape.dtype)
     table = torch.zeros(512, shape.head_dim // 2)
-    spec = AttentionSpec(32, shape.head_dim**-0.5, shape.window, shape.soft_cap)
+    spec = AttentionSpec(shape.num_heads, shape.head_dim**-0.5, shape.window, shape.soft_cap)
     with dry_run(shape.capability) as compiled:
         plan = backend.plan_attention(batch, cache)
         backend.rope_write_kv(qkv, cache, 0, plan, RopeTable(table, table), None)
@@ -133,6 +142,10 @@ def describe(shape: Shape) -> str:
         words.append("fp8 KV")
     if shape.block_size != 16:
         words.append(f"blocks of {shape.block_size}")
+    if shape.window is not None:
+        words.append("window")
+    if shape.soft_cap is not None:
+        words.append("soft cap")
     if shape.invariant:
         words.append("invariant")
     return ", ".join(words)

@@ -10,6 +10,7 @@ from kernels.quantized import QuantizedWeight
 from kernels.reference.quantized import quantize_grouped, quantize_scaled
 from kernels.triton import TritonBackend
 from kernels.triton.layer import DeviceShape
+from kernels.triton.sampling_logprobs import MAX_ALTERNATIVES
 from tools.dry_compile import SHARED_MEMORY, Report, dry_run
 
 VOCAB = 128_256
@@ -41,6 +42,15 @@ def test_sampling_does_not_spill() -> None:
     assert_no_spills(reports, 90)
     scan = reports[2]
     assert scan.count(r"LDG\.E\.128") >= 1
+
+
+@pytest.mark.parametrize("vocab", [VOCAB, 262_144])
+def test_the_most_alternatives_do_not_spill(vocab: int) -> None:
+    with dry_run(90) as compiled:
+        backend(90).logprobs(torch.zeros(2, vocab), torch.zeros(2, dtype=torch.int64), MAX_ALTERNATIVES, vocab)
+    reports = [Report(kernel) for kernel in compiled]
+    assert "_join_logprobs" in {report.name for report in reports}
+    assert_no_spills(reports, 90)
 
 
 @pytest.mark.slow
