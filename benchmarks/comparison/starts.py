@@ -42,10 +42,10 @@ def measure_start(cache: Path, log: Path, timeout_s: float) -> Start:
     """One start on this cache. Raises StartError when no token comes."""
     command = (*octavo_command(DEFAULT_MODEL), "--served-model-name", MODEL_NAME, "--http-port", str(free_port()))
     with serving(command, {"OCTAVO_CACHE": str(cache)}, MODEL_NAME, log, timeout_s) as server:
-        return Start(server.first_token_s, dict(_cpu_of_descendants(os.getpid())))
+        return Start(server.first_token_s, dict(cpu_of_descendants(os.getpid())))
 
 
-def _cpu_of_descendants(ancestor: int) -> Iterator[tuple[str, float]]:
+def cpu_of_descendants(ancestor: int) -> Iterator[tuple[str, float]]:
     """The command of each octavo process below this one, and the CPU seconds that it has taken."""
     parents, found = {}, {}
     for folder in Path("/proc").iterdir():
