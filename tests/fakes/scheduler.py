@@ -220,7 +220,16 @@ class FakeScheduler(pb_grpc.SchedulerServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:  # type: ignore[override]
         self.requests.append(request)
-        await self._notify()
+        try:
+            await self._notify()
+            await self._answer(request, context)
+        except asyncio.CancelledError:
+            self.cancelled.append(request)
+            with contextlib.suppress(RuntimeError):
+                asyncio.get_running_loop().create_task(self._notify())
+            raise
+
+    async def _answer(self, request: pb.GenerateRequest, context: Any) -> None:
         socket = self._sockets.get(request.router_id)
         if socket is None:  # as the scheduler does: this router's Watch of the scheduler before is over
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"router_id {request.router_id} is not registered")
@@ -228,13 +237,7 @@ class FakeScheduler(pb_grpc.SchedulerServiceServicer):
         async def push(batch: worker_pb2.TokenBatch) -> None:
             await socket.send(batch.SerializeToString())
 
-        try:
-            await self.behave(Attempt(request, context, push))
-        except asyncio.CancelledError:
-            self.cancelled.append(request)
-            with contextlib.suppress(RuntimeError):
-                asyncio.get_running_loop().create_task(self._notify())
-            raise
+        await self.behave(Attempt(request, context, push))
 
     async def Attach(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
         """Nobody attaches here: the workers are part of this object."""

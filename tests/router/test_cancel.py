@@ -176,14 +176,23 @@ async def test_a_drain_finishes_what_runs_and_refuses_what_is_new(model_dir: Pat
 
 @in_loop
 async def test_f46_what_outlasts_the_drain_is_told_so_on_both_surfaces(model_dir: Path) -> None:
-    body = {"prompt": "x", "n": 2}
-    async with stack(model_dir, hang, drain_timeout=0.0) as made, AsyncClient(made.grpc_address) as client:
+    body, hanging, all_hang = {"prompt": "x", "n": 2}, set(), asyncio.Event()
+
+    async def behave(attempt: Attempt) -> None:
+        await attempt.scheduled()
+        await attempt.tokens(0, [2 + ord("x")])
+        hanging.add(attempt.request.stream_key)
+        if len(hanging) == 5:
+            all_hang.set()
+        await asyncio.get_running_loop().create_future()
+
+    async with stack(model_dir, behave, drain_timeout=0.0) as made, AsyncClient(made.grpc_address) as client:
         whole = asyncio.create_task(made.http.post("/v1/completions", json=body))
         asked = asyncio.create_task(client.generate("x"))
         async with made.http.stream("POST", "/v1/completions", json={**body, "stream": True}) as streamed:
             lines = streamed.aiter_lines()
             assert "choices" in await anext(lines)
-            await made.scheduler.until(lambda: len(made.scheduler.requests) == 5)
+            await all_hang.wait()
             await made.router.drain()
             *_, error, done = [line async for line in lines if line]
         assert "--drain-timeout" in error
@@ -191,4 +200,4 @@ async def test_f46_what_outlasts_the_drain_is_told_so_on_both_surfaces(model_dir
         assert (await whole).status_code == 503
         with pytest.raises(Unavailable, match="--drain-timeout"):
             await asked
-        await until_cancelled(made, 5)
+        await made.router.front.wait_idle()
