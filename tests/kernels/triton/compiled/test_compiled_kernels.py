@@ -54,7 +54,7 @@ def pairs() -> list[Shape]:
     """Every two values of all that a layer may be, once at least."""
     axes = {
         "capability": (80, 90),
-        "head_dim": (64, 72, 80, 96, 128, 256),
+        "head_dim": (64, 80, 96, 128, 256),
         "dtypes": ((BF16, BF16), (FP16, FP16), (BF16, FP8), (FP16, FP8)),
         "block_size": (8, 16, 32, 64, 128),
         "hidden": ((None, None), (1000, None), (None, 50.0), (1000, 50.0)),
