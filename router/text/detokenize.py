@@ -150,8 +150,3 @@ class OutputText:
         step = self._matcher.push(self._detokenizer.flush(), armed=self.num_tokens >= self._min_tokens)
         rest = "" if step.matched is not None else self._matcher.flush()
         return TextStep(step.text + rest, step.matched, 0)
-
-
-def push_many(batch: Iterable[tuple[OutputText, Sequence[int]]]) -> list[TextStep]:
-    """One step's tokens for many sequences, in the order given."""
-    return [output.push(ids) for output, ids in batch]

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders
 
 from octavo.token_bytes import UnsupportedDecoder
-from router.text.detokenize import Detokenizer, OutputText, push_many
+from router.text.detokenize import Detokenizer, OutputText
 from router.text.stop import StopMatcher
 from router.text.tokenizer import Tokenizer
 
@@ -146,14 +146,6 @@ def test_stop_string_before_min_tokens_is_ignored(text_models: dict[str, TextMod
             else:
                 text += output.finish().text
             assert text == shown
-
-
-def test_many_sequences_in_one_call(text_models: dict[str, TextModel]) -> None:
-    model = text_models["smollm"]
-    outputs = [OutputText(make(model, []), StopMatcher(stop)) for stop in ((), ("e",))]
-    ids = ids_of(model, "h", "e")
-    steps = push_many([(output, ids) for output in outputs])
-    assert [(step.text, step.stop) for step in steps] == [("he", None), ("h", "e")]
 
 
 def test_a_decoder_without_bytes_is_refused(text_models: dict[str, TextModel]) -> None:
