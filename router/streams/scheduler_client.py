@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
@@ -54,7 +54,14 @@ _KINDS: Mapping[grpc.StatusCode, ErrorKind] = {
     grpc.StatusCode.FAILED_PRECONDITION: ErrorKind.CANCELLED,  # by an operator
 }
 
-GenerateCall = AsyncIterable[scheduler_pb2.GenerateResponse]
+
+class GenerateCall(Protocol):
+    """One attempt: its events, and its end from this side."""
+
+    def __aiter__(self) -> AsyncIterator[scheduler_pb2.GenerateResponse]: ...
+
+    def cancel(self) -> object:
+        """Nothing more is wanted; does nothing to a call that has ended."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +124,7 @@ class SchedulerClient:
             await asyncio.sleep(_WATCH_PAUSE_S)
 
     def generate(self, request: scheduler_pb2.GenerateRequest, traceparent: str = "") -> GenerateCall:
-        """Open one attempt; cancelling the task that reads it cancels the call. An empty traceparent is none."""
+        """Open one attempt, which its reader cancels when it leaves. An empty traceparent is none."""
         metadata = ((tracing.HEADER, traceparent),) if traceparent else None
         call: GenerateCall = self._stub.Generate(request, metadata=metadata)
         return call

@@ -162,8 +162,9 @@ class SequenceDriver:
         end = AttemptEnded(attempt)
         span = None if self.begin_attempt is None else self.begin_attempt(attempt)
         cause = "cancelled"
+        call = self._scheduler.generate(request, "" if span is None else span.traceparent)
         try:
-            async for response in self._scheduler.generate(request, "" if span is None else span.traceparent):
+            async for response in call:
                 event = read_event(attempt, response)
                 if event is not None:
                     self._feed(event)
@@ -172,6 +173,8 @@ class SequenceDriver:
             end = read_status(attempt, error)
             cause = error.code().name.lower()
         finally:
+            # gRPC does not cancel a call itself whose reader is cancelled just when the request has been sent.
+            call.cancel()
             if span is not None:
                 span.end(error=cause)
         self._feed(end)

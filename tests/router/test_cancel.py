@@ -45,6 +45,17 @@ async def test_grpc_unary(model_dir: Path) -> None:
         await until_cancelled(made)
 
 
+@in_loop
+async def test_a_client_that_leaves_as_soon_as_it_has_asked(model_dir: Path) -> None:
+    async with stack(model_dir, hang) as made:
+        stub = pb_grpc.InferenceServiceStub(made.channel)
+        for count in range(1, 60):
+            call = stub.Generate(pb.GenerateRequest(text="a"))
+            await made.scheduler.until(lambda count=count: len(made.scheduler.requests) == count)  # type: ignore[misc]
+            call.cancel()
+            await until_cancelled(made, count)
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 @in_loop
 async def test_http_stream(model_dir: Path, path: str) -> None:
