@@ -90,14 +90,13 @@ def _decode_partitions(
         blocks = tile_blocks(table, first, end, BLOCK_SIZE, TILE)
         for t0 in range(first, end, TILE):
             position = t0 + offsets
-            seen = position < end
-            if HAS_WINDOW:
-                seen = seen & (position >= lowest)
+            stored = position < end
             lines = tile_rows(blocks, position, stride_block, BLOCK_SIZE, TILE, HEAD_DIM)
             blocks = tile_blocks(table, t0 + TILE, end, BLOCK_SIZE, TILE)
-            k = tl.load(keys + lines[None, :] + dim[:, None], mask=seen[None, :] & real[:, None], other=0.0)
-            v = tl.load(values + lines[:, None] + dim[None, :], mask=seen[:, None] & real[None, :], other=0.0)
+            k = tl.load(keys + lines[None, :] + dim[:, None], mask=stored[None, :] & real[:, None], other=0.0)
+            v = tl.load(values + lines[:, None] + dim[None, :], mask=stored[:, None] & real[None, :], other=0.0)
             scores = score_tile(q, k.to(COMPUTE), cap_scale, HAS_CAP, PRECISION)
+            seen = (position >= lowest) & stored if HAS_WINDOW else stored
             scores = tl.where(seen[None, :], scores, -float("inf"))
             acc, total, highest = attend_tile(acc, total, highest, scores, v.to(COMPUTE), scale, PRECISION)
         line = tl.cast(place, tl.int64) * (KV_HEADS * GROUP) + heads
