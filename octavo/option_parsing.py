@@ -99,6 +99,6 @@ def _read_number(kind: type[Number], text: str) -> Number:
         value = kind(text)
     except ValueError:
         value = None
-    if value is None or not math.isfinite(value):
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
         raise argparse.ArgumentTypeError(f"{text!r} is not {expected}")
     return value

@@ -22,8 +22,8 @@ from pathlib import Path
 
 _LOG = logging.getLogger(__name__)
 
-# Once all n threads together wait more than this n-th part of the time, one fewer is as fast. Measured with two threads
-# beside loads of many kinds: two are faster up to 0.4 of the time with one row, up to 0.9 with 32 (docs/benchmarks.md).
+# One of n threads is given up once all together wait for this over n of the time. With two threads, beside loads of
+# many kinds, both were faster than one up to 0.4 of the time with one row, and up to 0.9 with 32 (docs/benchmarks.md).
 _WAIT_SHARE = 1.4
 
 # A stretch ends at either: a few steps, so that one odd step decides nothing, or a time in which slow ones show.

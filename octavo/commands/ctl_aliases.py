@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+from octavo.commands.command_line import refuse
 from octavo.commands.tables import columns
 from octavo.internal.v1 import scheduler_pb2 as pb
 from octavo.option_parsing import number
@@ -54,6 +55,8 @@ def _shares(alias: pb.Alias) -> str:
 
 
 def _set_alias(stub: Any, namespace: argparse.Namespace) -> int:
+    if len(dict(namespace.weights)) < len(namespace.weights):
+        refuse("octavo ctl set-alias", ["each model must be named once among the weights"])
     alias = pb.Alias(name=namespace.name, weights=dict(namespace.weights), sticky=_STICKY[namespace.sticky])
     response = stub.SetAlias(pb.SetAliasRequest(alias=alias), timeout=_TIMEOUT_S)
     print(f"{alias.name} stands for {_shares(alias)} on {response.num_routers} routers")

@@ -5,6 +5,7 @@ Knows when; what is made is `rpc`'s.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -16,7 +17,7 @@ from router.grpc_api import InferenceServicer
 
 
 class _Later:
-    """An app that is made, in a thread beside the event loop, when it is first called."""
+    """An app that is made when it is first called: the first of all in a thread, for that one imports connectrpc."""
 
     def __init__(self, make: Callable[[], ASGIApp]) -> None:
         self._make = make
@@ -24,7 +25,8 @@ class _Later:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._app is None:
-            self._app = await in_thread(self._make, "rpc")
+            is_imported = "router.browser.rpc" in sys.modules
+            self._app = self._make() if is_imported else await in_thread(self._make, "rpc")
         await self._app(scope, receive, send)
 
 

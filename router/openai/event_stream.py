@@ -92,6 +92,9 @@ class _EventWriter:
             # Readers that strip what they read have lost the comment's end, and would take the event for a part of it;
             # vLLM's benchmark client is one.
             self._follows_comment, text = False, f":\n\n{text}"
+        await self._put(text, more)
+
+    async def _put(self, text: str, more: bool) -> None:
         if not self.started:
             await self._start()
         await self._send_body({"type": "http.response.body", "body": text.encode(), "more_body": more})
@@ -100,8 +103,9 @@ class _EventWriter:
         while True:
             await asyncio.sleep(interval_s)
             if not self._wrote:
-                await self.write(": waiting\n\n")
+                # Said before it is sent: an event may come while the connection takes it.
                 self._follows_comment = True
+                await self._put(": waiting\n\n", True)
             self._wrote = False
 
     async def _start(self) -> None:

@@ -11,6 +11,7 @@ import json
 import math
 import secrets
 from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn, TypeVar
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -32,7 +33,9 @@ LONGEST_DISCARD_S = 20.0
 """How much of a body that is refused is read, and for how long, so that its sender gets to read the answer."""
 
 LARGE_BYTES = 2**18
-"""Bodies beyond it are read beside the loop that all streams share."""
+"""Bodies beyond it are read beside the loop that all streams share, in one thread for all of them."""
+
+_LARGE_BODIES = ThreadPoolExecutor(1, "large-bodies")
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _REQUEST_ID_HEADER = "x-request-id"
@@ -47,7 +50,9 @@ async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
     Cancelled where the client leaves before its body has come.
     """
     data = await _read_body(request, max_bytes)
-    return _parsed(data) if len(data) <= LARGE_BYTES else await asyncio.to_thread(_parsed, data)
+    if len(data) <= LARGE_BYTES:
+        return _parsed(data)
+    return await asyncio.get_running_loop().run_in_executor(_LARGE_BODIES, _parsed, data)
 
 
 async def _read_body(request: Request, max_bytes: int) -> bytes:

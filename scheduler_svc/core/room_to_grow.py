@@ -38,8 +38,11 @@ def _foresight(rows: Rows, growth: Growth, step: int, worse: Items[Sequence]) ->
     found, pool, size = rows.foresight, rows.kv.pool, rows.kv.block_size
     if found is None or worse or step - found.made_at_step >= size:
         left_out = set(worse)
-        num_shared = sum([len(row.block_ids) for row in rows.running]) - (pool.num_blocks - pool.num_idle)
-        lengths = [_foresee(rows, growth, row) for row in rows.running if row not in left_out]
+        kept = [row for row in rows.running if row not in left_out]
+        # Without the worse, what the others hold has to be looked at; with them it is all that is held.
+        num_held = len({b for row in kept for b in row.block_ids}) if worse else pool.num_blocks - pool.num_idle
+        num_shared = sum([len(row.block_ids) for row in kept]) - num_held
+        lengths = [_foresee(rows, growth, row) for row in kept]
         found = Foresight(lengths, size, num_shared=num_shared, made_at_step=step)
         if not worse:
             rows.foresight = found

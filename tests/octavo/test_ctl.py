@@ -127,6 +127,7 @@ def test_an_operators_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
             ("update", "r1", "--priority", "99999999999"),
             ("explain", "#99999999999999999999"),
             ("set-alias", "chat", "m=-1"),
+            ("set-alias", "chat", "m=1", "m=2"),
         ):
             with pytest.raises(SystemExit) as refusal:
                 main(["ctl", *words])

@@ -107,6 +107,7 @@ def test_the_parser_refuses_with_status_two(words: list[str], capsys: pytest.Cap
     ("text", "said"),
     [
         ("4", "4: must be between -3 and 3"),
+        ("9" * 400, "must be between -3 and 3"),
         ("9" * 5000, "is not a whole number"),
         ("1e3", "is not a whole number"),
         ("nan", "is not a whole number"),

@@ -1,4 +1,4 @@
-// The kernels as the table has them: each opens a team of as many threads as it has tasks for, and walks through it.
+// The kernels as the table has them: each opens a team, of no more threads than it has tasks for, and walks through it.
 #pragma once
 #include "layers.h"
 #include "sampling.h"

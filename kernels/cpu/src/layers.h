@@ -117,7 +117,7 @@ static void run_layer(const PartView& view, int64_t index, Walk& walk) {
 
 // Parts of a batch, each with the layer that is next. A part is held by one thread at a time.
 struct Parts {
-    static constexpr int kMost = 16;
+    static constexpr int kMost = 256;
     struct alignas(64) Progress {
         Part part;
         int64_t next_layer;

@@ -2,8 +2,9 @@
 //
 // Every thread runs the call's whole code. Where the code says `parallel_for`, the threads draw the stage's tasks one by
 // one and go on once all of them are done: done, not once all threads have come. So a thread that the system keeps from
-// running holds no task and keeps nobody waiting, and finds later that others did its share. Between stages a thread may
-// read the call's arguments and its own memory alone; what a stage wrote is read in later stages.
+// running between two tasks keeps nobody waiting before the call ends, and finds later that others did its share.
+// Between stages a thread may read the call's arguments and its own memory alone; what a stage wrote is read in later
+// stages.
 #pragma once
 #include "simd.h"
 
