@@ -29,12 +29,13 @@ from random import Random
 
 import torch
 
-from benchmarks.comparison.serving import free_port, serving
+from benchmarks.comparison.serving import serving
 from benchmarks.core_on_runner import CoreOnRunner
 from kernels.select import open_backend
 from octavo import Client
 from octavo.internal.v1 import types_pb2
 from octavo.machine import collect_machine, usable_cpus
+from octavo.ports import free_ports
 from octavo.precision import resolve_dtype
 from octavo.sources import resolve
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode
@@ -61,9 +62,9 @@ class Stack:
 @contextmanager
 def stack(model: str, folder: Path, name: str, *options: str) -> Iterator[Stack]:
     """`octavo serve` until the block ends."""
-    grpc_port, log = free_port(), folder / f"{name}.log"
+    (grpc_port, http_port), log = free_ports(2), folder / f"{name}.log"
     command = (sys.executable, "-m", "octavo", "serve", model, "--served-model-name", _NAME, "--log-level", "info")
-    ports = ("--grpc-port", str(grpc_port), "--http-port", str(free_port()))
+    ports = ("--grpc-port", str(grpc_port), "--http-port", str(http_port))
     server = serving((*command, *options, *ports), {}, _NAME, log, START_TIMEOUT_S)
     with server, Client(f"127.0.0.1:{grpc_port}") as client:
         yield Stack(client, log)

@@ -33,10 +33,11 @@ from benchmarks.comparison.contenders import (
 )
 from benchmarks.comparison.load import NotQuietError, wait_until_quiet
 from benchmarks.comparison.report import Report, Run, markdown, ratios
-from benchmarks.comparison.serving import StartError, free_port, serving
+from benchmarks.comparison.serving import StartError, serving
 from benchmarks.comparison.starts import fresh_cache, measure_start
 from benchmarks.comparison.workloads import WORKLOADS
 from octavo.machine import collect_machine
+from octavo.ports import free_port
 
 QUIET_CORES = 0.1
 START_TIMEOUT_S = 240.0

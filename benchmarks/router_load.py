@@ -20,7 +20,7 @@ import grpc.aio
 
 from benchmarks.bare_grpc import METHOD as BARE_METHOD
 from octavo.internal.v1 import worker_pb2
-from octavo.ports import free_port
+from octavo.ports import free_ports
 from octavo.v1 import inference_pb2, inference_pb2_grpc
 from tests.fakes.router_stack import MODEL, model_info, write_text_model
 from tests.fakes.scheduler import Attempt, FakeScheduler
@@ -106,7 +106,7 @@ async def made_up_scheduler() -> AsyncIterator[tuple[Path, int, Feeder]]:
 @contextlib.asynccontextmanager
 async def router(model: Path, scheduler_port: int, profile: str | None = None) -> AsyncIterator[Measured]:
     """A router process that is ready."""
-    http_port, grpc_port = free_port(LOOPBACK), free_port(LOOPBACK)
+    http_port, grpc_port = free_ports(2, LOOPBACK)
     profiled = ["-m", "cProfile", "-o", profile] if profile else []
     command = [sys.executable, *profiled, "-m", "octavo", "router", str(model), "--served-model-name", MODEL]
     command += ["--http-port", str(http_port), "--grpc-port", str(grpc_port), "--log-level", "error"]

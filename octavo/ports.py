@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -13,9 +14,16 @@ _LISTEN_STATE = "0A"
 
 def free_port(host: str = "127.0.0.1") -> int:
     """A port that nothing listened on a moment ago; another process may take it before its user binds it."""
-    with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    return free_ports(1, host)[0]
+
+
+def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+    """As `free_port`, all different: asked one by one, the system may offer a port again that nobody has bound yet."""
+    with contextlib.ExitStack() as held:
+        probes = [held.enter_context(socket.socket(_family(host), socket.SOCK_STREAM)) for _ in range(count)]
+        for probe in probes:
+            probe.bind((host, 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 def port_in_use(host: str, port: int) -> bool:

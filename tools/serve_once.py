@@ -6,7 +6,6 @@ What CI runs against the built wheel, outside the source tree.
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,16 +13,10 @@ import urllib.request
 from pathlib import Path
 
 from octavo.client import Client, OctavoError
+from octavo.ports import free_ports
 
 START_LIMIT_S = 180
 STOP_LIMIT_S = 30
-
-
-def free_port() -> int:
-    """A TCP port that is free on loopback now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_until_ready(client: Client, stack: subprocess.Popen[bytes]) -> None:
@@ -43,7 +36,7 @@ def wait_until_ready(client: Client, stack: subprocess.Popen[bytes]) -> None:
 
 def main() -> int:
     octavo = Path(sys.executable).parent / "octavo"
-    grpc_port, http_port = free_port(), free_port()
+    grpc_port, http_port = free_ports(2)
     command = [str(octavo), "serve", "--grpc-port", str(grpc_port), "--http-port", str(http_port)]
     stack = subprocess.Popen(command)
     try:

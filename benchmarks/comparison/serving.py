@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -63,13 +62,6 @@ def serving(
         yield Server(base_url, time.monotonic() - begun)
     finally:
         _stop(process)
-
-
-def free_port() -> int:
-    """A port of the loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def last_words(log: Path, num_lines: int = 3) -> str:

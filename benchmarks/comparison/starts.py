@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.comparison.contenders import MODEL_NAME, octavo_command
-from benchmarks.comparison.serving import free_port, serving
+from benchmarks.comparison.serving import serving
+from octavo.ports import free_port
 from octavo.sources import DEFAULT_MODEL
 from octavo.sources.cache import cache_root
 from octavo.sources.default_model import fetch_default_model

@@ -17,7 +17,7 @@ from pathlib import Path
 from octavo.client import Client
 from octavo.commands.doctor_model import write_tiny_model
 from octavo.options import secrets_of
-from octavo.ports import free_port
+from octavo.ports import free_ports
 from router.config import RouterConfig
 
 _HOST = "127.0.0.1"
@@ -73,7 +73,7 @@ def _ask(http_port: int, grpc_port: int) -> str:
 @contextmanager
 def _serving(model: Path, log: Path) -> Iterator[tuple[int, int]]:
     """(HTTP, gRPC) ports of a stack that is ready; stopped afterwards. Raises AssertionError with its last words."""
-    http_port, grpc_port = free_port(_HOST), free_port(_HOST)
+    http_port, grpc_port = free_ports(2, _HOST)
     ports = ("--http-port", str(http_port), "--grpc-port", str(grpc_port))
     command = (sys.executable, "-m", "octavo", "serve", str(model), *ports, *_OPTIONS)
     secrets = {entry.variable for entry in secrets_of(RouterConfig)}

@@ -19,7 +19,7 @@ from octavo.gpus import CardFacts, GpuInventory, collect_gpus
 from octavo.logs import setup_logging
 from octavo.machine import usable_cpus
 from octavo.options import OptionError, differences, from_args, secret_environment, secrets_of, to_arguments
-from octavo.ports import free_port
+from octavo.ports import free_port, free_ports
 from octavo.stack import readiness
 from octavo.stack.console import Console, progress_bar
 from octavo.stack.supervisor import ChildSpec, Stages, Supervisor
@@ -184,19 +184,14 @@ def _metrics_ports(serve: ServeConfig, num_workers: int) -> tuple[int, ...]:
         raise OptionError("--metrics-port", serve.metrics_port, f"leaves no ports for {count} processes", remedy)
     if serve.metrics_port:
         return tuple(range(serve.metrics_port, serve.metrics_port + count))
-    ports: dict[int, None] = {}
-    while len(ports) < count:  # the system may offer a port again that nobody has bound yet
-        ports[free_port(_LOOPBACK)] = None
-    return tuple(ports)
+    return tuple(free_ports(count, _LOOPBACK))
 
 
 def _with_ports(router: RouterConfig) -> RouterConfig:
     """Choose the ports that were left open: the supervisor must know where its router will listen."""
-    http_port = router.http_port or free_port(router.host)
-    grpc_port = router.grpc_port or free_port(router.host)
-    while grpc_port == http_port:  # the system may offer a port again that nobody has bound yet
-        grpc_port = free_port(router.host)
-    router = replace(router, http_port=http_port, grpc_port=grpc_port)
+    given = (router.http_port, router.grpc_port)
+    free = [port for port in free_ports(3, router.host) if port not in given]
+    router = replace(router, http_port=router.http_port or free[0], grpc_port=router.grpc_port or free[1])
     if router.health_port is None and (router.tls_cert is not None or router.allow_networks):
         # The supervisor asks whether its router is ready from this machine, and holds no certificate.
         return replace(router, health_host=_LOOPBACK, health_port=free_port(_LOOPBACK))

@@ -20,7 +20,7 @@ from typing import Any
 import grpc
 
 from octavo.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
-from octavo.ports import free_port
+from octavo.ports import free_ports
 
 _LOOPBACK = "127.0.0.1"
 _START_LIMIT_S = 120.0
@@ -123,7 +123,7 @@ def serving(model: str, *options: str) -> Iterator[Stack]:
 @contextlib.contextmanager
 def starting(model: str, *options: str) -> Iterator[Stack]:
     """A stack that has been started, ready or not; gone afterwards."""
-    http_port, grpc_port = free_port(_LOOPBACK), free_port(_LOOPBACK)
+    http_port, grpc_port = free_ports(2, _LOOPBACK)
     ports = ["--http-port", str(http_port), "--grpc-port", str(grpc_port)]
     command = [sys.executable, "-m", "octavo", "serve", model, *ports, *options]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from octavo.commands.doctor_proofs import PROOFS
-from octavo.ports import free_port
+from octavo.ports import free_ports
 
 pytestmark = pytest.mark.e2e
 
 
 def test_the_installation_proves_itself(tmp_path: Path) -> None:
-    ports = [word for flag in ("--http-port", "--grpc-port") for word in (flag, str(free_port()))]
+    http_port, grpc_port = map(str, free_ports(2))
+    ports = ["--http-port", http_port, "--grpc-port", grpc_port]
     done = subprocess.run(
         [sys.executable, "-m", "octavo", "doctor", "--run", *ports],
         cwd=tmp_path,

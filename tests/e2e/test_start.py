@@ -12,7 +12,7 @@ import threading
 import time
 from pathlib import Path
 
-from octavo.ports import free_port
+from octavo.ports import free_port, free_ports
 from octavo.sources import resolve
 from tests.e2e.stack import Stack, children_of, cpu_seconds, eventually, starting
 
@@ -96,7 +96,7 @@ def test_f50_a_missing_tensor_is_the_last_line(tmp_path: Path) -> None:
     save_file(
         {"model.embed_tokens.weight": np.zeros((config["vocab_size"], hidden), np.float16)}, model / "model.safetensors"
     )
-    ports = ["--http-port", str(free_port("127.0.0.1")), "--grpc-port", str(free_port("127.0.0.1"))]
-    status, last = failed_start(*ports, model=os.fspath(model))
+    http_port, grpc_port = map(str, free_ports(2))
+    status, last = failed_start("--http-port", http_port, "--grpc-port", grpc_port, model=os.fspath(model))
     assert status != 0
     assert "model.norm.weight" in last or "layers.0" in last, last

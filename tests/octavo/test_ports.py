@@ -1,10 +1,15 @@
-"""Addresses of this machine as others see them."""
+"""Free ports, and addresses of this machine as others see them."""
 
 from __future__ import annotations
 
 import pytest
 
-from octavo.ports import address_towards
+from octavo.ports import address_towards, free_ports
+
+
+def test_ports_that_are_asked_for_together_differ() -> None:
+    ports = free_ports(200)
+    assert len(set(ports)) == 200
 
 
 @pytest.mark.parametrize("target", ["127.0.0.1:8002", "localhost:8002", "unix:/run/octavo.sock"])
