@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from typing import Any, ParamSpec, TypeVar
 
 import grpc
 
@@ -12,6 +12,9 @@ from octavo.internal.v1 import scheduler_pb2_grpc as pb_grpc
 from scheduler_svc.aliases import BadAlias
 from scheduler_svc.engine import Engine
 from scheduler_svc.operators import Operators, Unknown
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -38,10 +41,7 @@ class ControlService(pb_grpc.ControlServiceServicer):
 
     async def Explain(self, request: pb.ExplainRequest, context: _Context) -> pb.ExplainResponse:
         await _check_name(request.name, context)
-        try:
-            return pb.ExplainResponse(sequences=self._operators.explain(request.name))
-        except Unknown as unknown:
-            await context.abort(grpc.StatusCode.NOT_FOUND, str(unknown))
+        return pb.ExplainResponse(sequences=await _asked(context, self._operators.explain, request.name))
 
     async def Update(self, request: pb.UpdateRequest, context: _Context) -> pb.UpdateResponse:
         await _check_name(request.name, context)
@@ -49,44 +49,28 @@ class ControlService(pb_grpc.ControlServiceServicer):
         deadline_ns = request.deadline_ns if request.HasField("deadline_ns") else None
         if priority is None and deadline_ns is None:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "neither priority nor deadline_ns is set; set one")
-        try:
-            return pb.UpdateResponse(sequence_ids=self._operators.update(request.name, priority, deadline_ns))
-        except Unknown as unknown:
-            await context.abort(grpc.StatusCode.NOT_FOUND, str(unknown))
+        return pb.UpdateResponse(
+            sequence_ids=await _asked(context, self._operators.update, request.name, priority, deadline_ns)
+        )
 
     async def Cancel(self, request: pb.CancelRequest, context: _Context) -> pb.CancelResponse:
         await _check_name(request.name, context)
-        try:
-            return pb.CancelResponse(sequence_ids=self._operators.cancel(request.name))
-        except Unknown as unknown:
-            await context.abort(grpc.StatusCode.NOT_FOUND, str(unknown))
+        return pb.CancelResponse(sequence_ids=await _asked(context, self._operators.cancel, request.name))
 
     async def Drain(self, request: pb.DrainRequest, context: _Context) -> pb.DrainResponse:
-        try:
-            return pb.DrainResponse(num_running=self._operators.drain(request.replica))
-        except Unknown as unknown:
-            await context.abort(grpc.StatusCode.NOT_FOUND, str(unknown))
+        return pb.DrainResponse(num_running=await _asked(context, self._operators.drain, request.replica))
 
     async def Undrain(self, request: pb.UndrainRequest, context: _Context) -> pb.UndrainResponse:
-        try:
-            return pb.UndrainResponse(num_running=self._operators.undrain(request.replica))
-        except Unknown as unknown:
-            await context.abort(grpc.StatusCode.NOT_FOUND, str(unknown))
+        return pb.UndrainResponse(num_running=await _asked(context, self._operators.undrain, request.replica))
 
     async def ListAliases(self, request: pb.ListAliasesRequest, context: _Context) -> pb.ListAliasesResponse:
         return pb.ListAliasesResponse(aliases=self._operators.aliases())
 
     async def SetAlias(self, request: pb.SetAliasRequest, context: _Context) -> pb.SetAliasResponse:
-        try:
-            return pb.SetAliasResponse(num_routers=self._operators.set_alias(request.alias))
-        except BadAlias as bad:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(bad))
+        return pb.SetAliasResponse(num_routers=await _asked(context, self._operators.set_alias, request.alias))
 
     async def RemoveAlias(self, request: pb.RemoveAliasRequest, context: _Context) -> pb.RemoveAliasResponse:
-        try:
-            return pb.RemoveAliasResponse(num_routers=self._operators.remove_alias(request.name))
-        except Unknown as unknown:
-            await context.abort(grpc.StatusCode.NOT_FOUND, str(unknown))
+        return pb.RemoveAliasResponse(num_routers=await _asked(context, self._operators.remove_alias, request.name))
 
     async def DumpRecorder(
         self, request: pb.DumpRecorderRequest, context: _Context
@@ -104,6 +88,16 @@ class ControlService(pb_grpc.ControlServiceServicer):
                 yield pb.DumpRecorderResponse(data=bytes(piece))
                 piece.clear()
         yield pb.DumpRecorderResponse(data=bytes(piece))
+
+
+async def _asked(context: _Context, act: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+    """What the operators' part answers; what it cannot do ends the call."""
+    try:
+        return act(*args, **named)
+    except Unknown as unknown:
+        await context.abort(grpc.StatusCode.NOT_FOUND, str(unknown))
+    except BadAlias as bad:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(bad))
 
 
 async def _check_name(name: pb.SequenceName, context: _Context) -> None:
