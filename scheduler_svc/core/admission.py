@@ -101,12 +101,13 @@ class Admissions:
             return Limit.LEADER
         if not suspects.may_enter(replica.rows, sequence):
             return Limit.SUSPECTS
-        if not replica.has_growth_room(sequence, prefix, displaceable(replica.rows, sequence, self._order)):
+        worse = displaceable(replica.rows, sequence, self._order)
+        if not replica.has_growth_room(sequence, prefix, worse):
             if replica.kv.num_missing_blocks(sequence, prefix) > 0:
                 return Limit.BLOCKS
             replica.growth.note_refusal()
             return Limit.GROWTH
-        if not self._make_room(replica, draft, sequence, prefix):
+        if not self._make_room(replica, draft, (sequence, prefix), worse):
             return Limit.BLOCKS
         self._room.remove(sequence)
         self.placement.forget(sequence)
@@ -114,16 +115,17 @@ class Admissions:
         replica.admit(draft, sequence, prefix, others_wait=len(queue) > 0)
         return None
 
-    def _make_room(self, replica: Replica, draft: StepDraft, sequence: Sequence, prefix: Prefix) -> bool:
-        """Whether slot and blocks suffice, after preempting strictly worse ones if that makes them suffice."""
-        kv = replica.kv
+    def _make_room(
+        self, replica: Replica, draft: StepDraft, newcomer: tuple[Sequence, Prefix], worse: list[Sequence]
+    ) -> bool:
+        """Whether slot and blocks suffice, after preempting of the `worse` if that makes them suffice."""
+        kv, (sequence, prefix) = replica.kv, newcomer
         num_missing = kv.num_missing_blocks(sequence, prefix)
         if num_missing <= 0 and replica.has_slot:
             return True
-        victims = displaceable(replica.rows, sequence, self._order)
-        if not victims or num_freed_blocks(victims, prefix, kv) < num_missing:
+        if not worse or num_freed_blocks(worse, prefix, kv) < num_missing:
             return False
-        for victim in victims:
+        for victim in worse:
             replica.preempt(draft, victim, f"sequence {sequence.sequence_id} has a better priority")
             if replica.has_slot and draft.num_left > 0 and kv.num_missing_blocks(sequence, prefix) <= 0:
                 break
