@@ -10,7 +10,7 @@ import contextlib
 import json
 import math
 import secrets
-from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn, TypeVar
 
@@ -51,8 +51,8 @@ async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
     """
     data = await _read_body(request, max_bytes)
     if len(data) <= LARGE_BYTES:
-        return _parsed(data)
-    return await asyncio.get_running_loop().run_in_executor(_LARGE_BODIES, _parsed, data)
+        return _parsed(data, json.loads)
+    return await asyncio.get_running_loop().run_in_executor(_LARGE_BODIES, _parsed, data, loads_in_pieces)
 
 
 async def _read_body(request: Request, max_bytes: int) -> bytes:
@@ -75,9 +75,8 @@ async def _read_body(request: Request, max_bytes: int) -> bytes:
     return bytes(data)
 
 
-def _parsed(data: bytes) -> dict[str, Any]:
+def _parsed(data: bytes, loads: Callable[..., Any]) -> dict[str, Any]:
     try:
-        loads = json.loads if len(data) <= LARGE_BYTES else loads_in_pieces
         body = loads(data, parse_constant=_refuse_constant)
     except RecursionError:
         raise InvalidRequest("body", "body is nested too deeply to be read") from None
