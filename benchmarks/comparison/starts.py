@@ -13,12 +13,12 @@ from pathlib import Path
 
 from benchmarks.comparison.contenders import MODEL_NAME, octavo_command
 from benchmarks.comparison.serving import serving
+from octavo.bench.processes import cpu_seconds, tree_of
 from octavo.ports import free_port
 from octavo.sources import DEFAULT_MODEL
 from octavo.sources.cache import cache_root
 from octavo.sources.default_model import fetch_default_model
 
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _COMMANDS = ("serve", "router", "scheduler", "worker")
 
 
@@ -48,23 +48,15 @@ def measure_start(cache: Path, log: Path, timeout_s: float) -> Start:
 
 def cpu_of_descendants(ancestor: int) -> Iterator[tuple[str, float]]:
     """The command of each octavo process below this one, and the CPU seconds that it has taken."""
-    parents, found = {}, {}
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            stat = (folder / "stat").read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            continue  # it ended meanwhile
-        # The command's name, in brackets, may hold spaces and brackets: fields are counted from the last one.
-        fields = stat.rpartition(")")[2].split()
-        parents[int(folder.name)] = int(fields[1])
-        command = next((word for word in words[1:4] if word in _COMMANDS), None)
-        found[int(folder.name)] = (command, (int(fields[11]) + int(fields[12])) / _TICKS_PER_S)
-    for pid, (command, seconds) in found.items():
-        above = pid
-        while above in parents and above != ancestor:
-            above = parents[above]
-        if command is not None and above == ancestor:
+    for pid in tree_of(ancestor):
+        command, seconds = _command_of(pid), cpu_seconds(pid)
+        if pid != ancestor and command is not None and seconds is not None:
             yield command, seconds
+
+
+def _command_of(pid: int) -> str | None:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return None  # it ended meanwhile
+    return next((word for word in words[1:4] if word in _COMMANDS), None)
