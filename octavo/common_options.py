@@ -26,6 +26,11 @@ class InternalTlsOptions:
         None, "PEM certificates of the CA that the certificates of the stack's processes come from."
     )
 
+    @property
+    def has_internal_tls(self) -> bool:
+        """Whether the processes of the stack talk to each other over TLS."""
+        return self.internal_tls_cert is not None
+
     def check_internal_tls(self) -> None:
         """Raise OptionError unless all three files are given, or none."""
         check_mutual_options("--internal-tls", self.internal_tls_cert, self.internal_tls_key, self.internal_tls_ca)

@@ -126,10 +126,6 @@ class RouterConfig(ObservedOptions, InternalTlsOptions, BrowserOptions, AccessOp
             found[name] = source
         return found
 
-    @property
-    def has_internal_tls(self) -> bool:
-        return self.internal_tls_cert is not None
-
     def without_effect(self) -> tuple[tuple[str, str], ...]:
         """Fields whose value changes nothing because another decides, each with the reason."""
         return self.access_without_effect()

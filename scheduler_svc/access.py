@@ -59,7 +59,7 @@ async def refreshing(tls: ServerTls | None) -> None:
 
 def exposures(config: SchedulerConfig) -> list[str]:
     """What strangers on the network could do, a sentence each."""
-    if is_local_host(config.host) or config.internal_tls_cert is not None:
+    if is_local_host(config.host) or config.has_internal_tls:
         return []
     return [
         f"--host {config.host}: whoever reaches port {config.port} can generate as any tenant, attach as a worker and "
