@@ -95,14 +95,20 @@ def test_what_is_remembered_of_lengths_is_what_ended_lately() -> None:
     assert lengths.num_more(0, 1000) == 10
 
 
-def test_room_is_kept_before_anything_had_to_be_preempted() -> None:
-    house = House(CoreLimits())
+def limits_of_twenty(house: House) -> list[Limit]:
+    """What stopped each step while twenty sequences ran to their ends in room for five."""
     house.attach(spec(num_device_blocks=40, num_slots=20, max_step_tokens=64))  # 160 tokens: for five of 32
     for n in range(20):
         house.submit([n, n + 1, *range(14)], max_tokens=16)
     limits = [house.step().limited_by for _ in range(200)]
     assert not house.scheduler.sequences
     house.check_outcomes(num_cache_tokens=160)
+    return limits
+
+
+def test_room_is_kept_before_anything_had_to_be_preempted() -> None:
+    house = House(CoreLimits())
+    limits = limits_of_twenty(house)
     assert Limit.GROWTH in limits
     assert house.scheduler.statistics().replicas[0].num_preemptions == 0
 
@@ -124,12 +130,7 @@ def test_room_kept_for_worse_ones_holds_nobody_back() -> None:
 
 def test_once_preemptions_start_admission_keeps_more_room() -> None:
     house = House(CoreLimits(expected_output_tokens=4))
-    house.attach(spec(num_device_blocks=40, num_slots=20, max_step_tokens=64))  # 160 tokens: for five of 32
-    for n in range(20):
-        house.submit([n, n + 1, *range(14)], max_tokens=16)
-    limits = [house.step().limited_by for _ in range(200)]
-    assert not house.scheduler.sequences
-    house.check_outcomes(num_cache_tokens=160)
+    limits = limits_of_twenty(house)
     statistics = house.scheduler.statistics().replicas[0]
     assert Limit.GROWTH in limits
     assert statistics.num_preemptions <= 5  # of the ten that entered at first; nobody after them

@@ -288,22 +288,19 @@ def test_thinking_that_the_prompt_has_not_opened_may_be_left_out(model: Model) -
 def test_an_answer_behind_thinking_resumes_where_it_was(model: Model) -> None:
     grammar = behind_thinking(schema({"type": "array", "items": {"enum": ["é", 12]}, "minItems": 4}), is_open=True)
     params: dict[str, Any] = {"seed": 4, "num_logprobs": 1, "max_tokens": 40, **favour(model, "}}")}
-    whole = model.say(grammar, **params)
-    for num_before in range(1, len(whole.output), 8):
-        lost = model.add(grammar, **params)
-        while len(lost.output) < num_before:
-            model.driver.step({lost.key: len(lost.tokens) - lost.num_computed})
-        resumed = model.driver.resume(lost)
-        model.driver.preempt(lost)
-        model.driver.finish(resumed)
-        assert (answer(resumed), resumed.finish) == (answer(whole), whole.finish)
+    check_resumes(model, grammar, params, every=8)
 
 
 def test_an_answer_resumes_where_it_was(model: Model) -> None:
     grammar = schema({"type": "object", "properties": {"é": {"type": "string", "minLength": 9}}, "required": ["é"]})
     params: dict[str, Any] = {"seed": 3, "num_logprobs": 1, "max_tokens": 24}
+    check_resumes(model, grammar, params, every=7)
+
+
+def check_resumes(model: Model, grammar: types_pb2.Grammar, params: dict[str, Any], every: int) -> None:
+    """Resumed elsewhere after 1 token, `every` more, and so on, the answer is what it is as a whole."""
     whole = model.say(grammar, **params)
-    for num_before in range(1, len(whole.output), 7):
+    for num_before in range(1, len(whole.output), every):
         lost = model.add(grammar, **params)
         while len(lost.output) < num_before:
             model.driver.step({lost.key: len(lost.tokens) - lost.num_computed})
