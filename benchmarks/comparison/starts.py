@@ -47,10 +47,10 @@ def measure_start(cache: Path, log: Path, timeout_s: float) -> Start:
 
 
 def cpu_of_descendants(ancestor: int) -> Iterator[tuple[str, float]]:
-    """The command of each octavo process below this one, and the CPU seconds that it has taken."""
+    """The command of each octavo process from this one down, and the CPU seconds that it has taken."""
     for pid in tree_of(ancestor):
         command, seconds = _command_of(pid), cpu_seconds(pid)
-        if pid != ancestor and command is not None and seconds is not None:
+        if command is not None and seconds is not None:
             yield command, seconds
 
 
