@@ -65,6 +65,7 @@ def _add_sampled(batches: dict[int, list[OutgoingBatch]], rows: SampledRows) -> 
         message.stream_keys.extend(addresses.stream_keys.tolist())
         message.attempts.extend(addresses.attempts.tolist())
         message.positions.extend(rows.output_positions[chosen].tolist())
+        message.entry_positions.extend(addresses.entry_positions.tolist())
         message.num_tokens.extend(listed.astype(np.int64).tolist())
         message.token_ids.extend(rows.token_ids[chosen][listed].tolist())
         message.finish_reasons.extend(rows.finish_reasons[chosen].tolist())

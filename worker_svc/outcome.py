@@ -19,11 +19,12 @@ UInt64Array = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class Address:
-    """Where a sequence's tokens go, and under which name."""
+    """Where a sequence's tokens go, and under which name. `entry_position`: output tokens that it was admitted with."""
 
     router_id: int
     stream_key: int
     attempt: int
+    entry_position: int = 0
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Addresses:
     router_ids: UInt64Array
     stream_keys: UInt64Array
     attempts: Int64Array
+    entry_positions: Int64Array
 
     @classmethod
     def of(cls, *addresses: Address) -> Addresses:
@@ -41,14 +43,20 @@ class Addresses:
             np.array([each.router_id for each in addresses], np.uint64),
             np.array([each.stream_key for each in addresses], np.uint64),
             np.array([each.attempt for each in addresses], np.int64),
+            np.array([each.entry_position for each in addresses], np.int64),
         )
 
     def __getitem__(self, row: int) -> Address:
-        return Address(int(self.router_ids[row]), int(self.stream_keys[row]), int(self.attempts[row]))
+        columns = (self.router_ids, self.stream_keys, self.attempts, self.entry_positions)
+        return Address(*(int(column[row]) for column in columns))
+
+    def __setitem__(self, row: int, address: Address) -> None:
+        self.router_ids[row], self.stream_keys[row] = address.router_id, address.stream_key
+        self.attempts[row], self.entry_positions[row] = address.attempt, address.entry_position
 
     def take(self, rows: Int64Array | slice) -> Addresses:
         """Those of some rows, in their order."""
-        return Addresses(self.router_ids[rows], self.stream_keys[rows], self.attempts[rows])
+        return Addresses(self.router_ids[rows], self.stream_keys[rows], self.attempts[rows], self.entry_positions[rows])
 
 
 @dataclass(frozen=True)

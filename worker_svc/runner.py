@@ -25,7 +25,7 @@ from worker_svc.device.cpu import CPU
 from worker_svc.device.staging import STEPS_IN_FLIGHT, Downloads
 from worker_svc.grammar import GrammarCompiler
 from worker_svc.model.decoder import Decoder
-from worker_svc.outcome import Addresses, PromptStretch, StepOutcome
+from worker_svc.outcome import Address, Addresses, PromptStretch, StepOutcome
 from worker_svc.output_head import OutputHead
 from worker_svc.parallel.group import ALONE, TPGroup
 from worker_svc.prompt_logprobs import WantedPrompt, compute_prompt_logprobs, wanted_prompt
@@ -100,10 +100,7 @@ class Runner:
         self._rows = RowTable(limits.rows)
         self._sampling = SamplingTable(self._rows, grammars)
         # By slot; meaningless where the slot is empty.
-        num_slots = limits.rows.num_slots
-        self._addresses = Addresses(
-            np.zeros(num_slots, np.uint64), np.zeros(num_slots, np.uint64), np.zeros(num_slots, np.int64)
-        )
+        self._addresses = Addresses.of(*[Address(0, 0, 0)] * limits.rows.num_slots)
         self._head = OutputHead(parts.decoder, parts.backend, parts.group)
         model = GraphModel(parts.decoder, parts.backend, parts.cache)
         self._model = StepModel(parts.device, self._rows, model, parts.graph_rows)
@@ -197,9 +194,9 @@ class Runner:
             admission.block_ids,
         )
         self._sampling.admit(admission.slot, admission.sampling)
-        self._addresses.router_ids[admission.slot] = admission.router_id
-        self._addresses.stream_keys[admission.slot] = admission.stream_key
-        self._addresses.attempts[admission.slot] = admission.attempt
+        entry_position = len(admission.token_ids) - admission.num_prompt_tokens
+        address = Address(admission.router_id, admission.stream_key, admission.attempt, entry_position)
+        self._addresses[admission.slot] = address
 
     def _checked_rows(self, plan: worker_pb2.StepPlan) -> tuple[Int64Array, Int64Array]:
         """The plan's slots and token counts, in its order, ended rows included."""

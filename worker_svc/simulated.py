@@ -142,7 +142,9 @@ class SimulatedRunner:
         num_tokens, num_computed = admission.num_prompt_tokens, admission.num_computed_tokens
         self._rows.admit(admission.slot, admission.token_ids, num_tokens, num_computed, admission.block_ids)
         self._sampling[admission.slot] = admission.sampling
-        self._addresses[admission.slot] = Address(admission.router_id, admission.stream_key, admission.attempt)
+        entry_position = len(admission.token_ids) - num_tokens
+        address = Address(admission.router_id, admission.stream_key, admission.attempt, entry_position)
+        self._addresses[admission.slot] = address
 
     def _check(self, plan: worker_pb2.StepPlan) -> None:
         slots, starts, counts = (

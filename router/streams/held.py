@@ -57,6 +57,10 @@ class HeldAnswer:
             return False
         return delta.logprobs is None or len(delta.logprobs) != len(delta.token_ids)
 
+    def may_be_overtaken_by(self, delta: TokenDelta) -> bool:
+        """Whether what misses before this delta begins with tokens that its replica was not to send."""
+        return len(self.token_ids) < min(delta.position, delta.entry_position)
+
     def add(self, delta: TokenDelta) -> NewTokens | None:
         """Take what is new of a delta that nothing misses before; None where nothing is."""
         held = len(self.token_ids)

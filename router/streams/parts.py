@@ -123,12 +123,10 @@ class PromptGate:
 class Overtaking:
     """Deltas of the replica that an attempt goes on at, which came before the last ones of the one it was taken off.
 
-    Tokens of one replica keep their order, so without a preemption what is ahead tells of a loss.
+    Tokens of one replica keep their order, so what is ahead of others from the same one tells of a loss.
     """
 
     def __init__(self) -> None:
-        self.is_possible = False
-        """Whether the attempt was preempted."""
         self._ahead: list[TokenDelta] = []
 
     def keep(self, delta: TokenDelta) -> None:
@@ -144,7 +142,7 @@ class Overtaking:
 
     def clear(self) -> None:
         """Another attempt begins."""
-        self.is_possible, self._ahead = False, []
+        self._ahead = []
 
 
 def add_placement(receipt: ReceiptParts, event: Scheduled) -> ReceiptParts:

@@ -108,7 +108,6 @@ class Stream:
             case Scheduled():
                 self._on_scheduled(item)
             case Preempted():
-                self._overtaking.is_possible = True
                 self.receipt = replace(self.receipt, num_preemptions=self.receipt.num_preemptions + 1)
             case Queued():
                 self._outputs.append(QueueMoved(item.position, item.eta_s))
@@ -170,7 +169,7 @@ class Stream:
 
     def _on_tokens(self, delta: TokenDelta, now: float) -> None:
         if self._held.misses_before(delta):
-            if not self._overtaking.is_possible or delta.position <= len(self._held.token_ids):
+            if not self._held.may_be_overtaken_by(delta):
                 self._lose(now)
                 return
             self._overtaking.keep(delta)

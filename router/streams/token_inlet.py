@@ -146,18 +146,19 @@ def read_batch(data: bytes) -> Iterator[TokenDelta | PromptDelta]:
     except DecodeError:
         raise MalformedBatch("not a TokenBatch") from None
     count = len(batch.stream_keys)
-    columns = (batch.attempts, batch.positions, batch.num_tokens, batch.finish_reasons, batch.final_token_ids)
+    entries = batch.entry_positions or (0,) * count
+    columns = (batch.attempts, batch.positions, batch.num_tokens, batch.finish_reasons, batch.final_token_ids, entries)
     if any(len(column) != count for column in columns) or sum(batch.num_tokens) != len(batch.token_ids):
         raise MalformedBatch("parallel arrays of different lengths")
     yield from map(_read_prompt, batch.prompt_logprobs)
     logprobs = {entry.index: entry for entry in batch.logprobs}
     ids, offset = tuple(batch.token_ids), 0
     rows = zip(batch.stream_keys, *columns, strict=True)
-    for index, (key, attempt, position, num, reason, final) in enumerate(rows):
+    for index, (key, attempt, position, num, reason, final, entry_position) in enumerate(rows):
         tokens = ids[offset : offset + num]
         offset += num
         if not reason and not logprobs:  # nearly all
-            yield TokenDelta(key, attempt, position, tokens)
+            yield TokenDelta(key, attempt, position, tokens, entry_position=entry_position)
             continue
         finish = _FINISH.get(reason)
         ended_by_token = finish in (Finish.END_TOKEN, Finish.STOP_TOKEN)
@@ -169,6 +170,7 @@ def read_batch(data: bytes) -> Iterator[TokenDelta | PromptDelta]:
             logprobs=_read_output(logprobs[index], tokens) if index in logprobs else None,
             finish=finish,
             final_token_id=final if ended_by_token else None,
+            entry_position=entry_position,
         )
 
 

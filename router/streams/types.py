@@ -56,7 +56,10 @@ class StreamSpec:
 
 
 class TokenDelta(NamedTuple):
-    """New tokens from a worker; `position` counts prior tokens. `final_token_id` is the unlisted end or stop token."""
+    """New tokens from a worker; `position` counts prior tokens. `final_token_id` is the unlisted end or stop token.
+
+    `entry_position` is where in the answer the worker took the sequence on: what is before it came another way.
+    """
 
     stream_key: int
     attempt: int
@@ -65,6 +68,7 @@ class TokenDelta(NamedTuple):
     logprobs: tuple[TokenLogprob, ...] | None = None
     finish: Finish | None = None
     final_token_id: int | None = None
+    entry_position: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,8 @@ class Delivery:
     finish: FinishReason | None
     final_token_id: int | None
     """The end or stop token that ended it."""
+    entry_position: int
+    """Output tokens that it was admitted with."""
 
 
 @dataclass(frozen=True)
@@ -285,6 +287,7 @@ class SimulatedReplica:
             tokens,
             finish,
             token_id if ended_by_token else None,
+            len(admission.token_ids) - admission.num_prompt_tokens,
         )
 
 

@@ -337,24 +337,32 @@ def test_tokens_whose_logprobs_are_missing_count_as_lost() -> None:
     only(stream.feed(delta(1, 2), 0), Submit)
 
 
-def test_tokens_of_the_next_replica_may_overtake_those_of_the_one_before_a_preemption() -> None:
+@pytest.mark.parametrize("tokens_come_first", [False, True])
+def test_tokens_of_the_next_replica_may_overtake_those_of_the_one_before_a_preemption(tokens_come_first: bool) -> None:
     stream = make_stream(max_tokens=6)
     placed(stream)
     stream.feed(delta(0, 1), 0)
-    stream.feed(Preempted(1), 0)
-    placed(stream)
-    assert stream.feed(delta(3, 4), 1) == ()
-    assert stream.feed(delta(4, 5), 1) == ()
+
+    def tell_of_the_preemption() -> None:
+        stream.feed(Preempted(1), 1)
+        placed(stream)
+
+    if not tokens_come_first:
+        tell_of_the_preemption()
+    assert stream.feed(delta(3, 4, entry_position=3), 1) == ()
+    assert stream.feed(delta(4, 5, entry_position=3), 1) == ()
+    if tokens_come_first:
+        tell_of_the_preemption()
     assert stream.feed_plain(delta(1, 2)) is None  # what waits behind it must follow
     assert stream.feed(delta(1, 2), 1) == (NewTokens(1, (2,), None),)
     late = stream.feed(delta(2, 3), 1)
     assert late == (NewTokens(2, (3,), None), NewTokens(3, (4,), None), NewTokens(4, (5,), None))
     assert stream.wake_at is None
-    assert stream.feed_plain(delta(5, 6)) is None
-    (tokens, end) = stream.feed(delta(5, 6, finish=Finish.LENGTH), 1)
+    assert stream.feed_plain(delta(5, 6, entry_position=3)) is None
+    (tokens, end) = stream.feed(delta(5, 6, finish=Finish.LENGTH, entry_position=3), 1)
     assert tokens == NewTokens(5, (6,), None)
     assert isinstance(end, Completed)
-    assert end.receipt.num_attempts == 1
+    assert (end.receipt.num_attempts, end.receipt.num_preemptions) == (1, 1)
 
 
 def test_tokens_that_a_preempted_attempt_lost_are_asked_for_again() -> None:
@@ -362,11 +370,20 @@ def test_tokens_that_a_preempted_attempt_lost_are_asked_for_again() -> None:
     placed(stream)
     stream.feed(Preempted(1), 0)
     placed(stream)
-    assert stream.feed(delta(2, 3), 1) == ()
+    assert stream.feed(delta(2, 3, entry_position=1), 1) == ()
     assert stream.wake_at == 1 + LOSS_GRACE_S
     again = only(stream.wake(1 + LOSS_GRACE_S), Submit)
     assert again == Submit(2, (), (), None)
     assert stream.feed(delta(2, 3, attempt=2), 4) == (Submit(3, (), (), None),)  # it was not preempted
+
+
+def test_tokens_that_the_next_replica_lost_are_asked_for_again_at_once() -> None:
+    stream = make_stream()
+    placed(stream)
+    stream.feed(Preempted(1), 0)
+    placed(stream)
+    stream.feed(delta(0, 1, 2), 1)
+    assert stream.feed(delta(3, 4, entry_position=2), 1) == (Submit(2, (1, 2), (), None),)
 
 
 def test_queue_positions_pass_through() -> None:

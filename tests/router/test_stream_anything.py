@@ -52,13 +52,18 @@ class Answer:
             for start in range(submit.prompt_logprobs_start, PROMPT, 2):
                 entries = tuple(TokenLogprob(i, -1.0) for i in range(start, min(start + 2, PROMPT)))
                 found.append(PromptDelta(KEY, submit.attempt, start, entries))
-        position = len(submit.prior_token_ids)
+        position = entry_position = len(submit.prior_token_ids)
+        preempted_at = (position + len(self.ids)) // 2
         while position < len(self.ids):
+            if position >= preempted_at:
+                entry_position = max(entry_position, position)
+                preempted_at = len(self.ids)
             part = self.ids[position : position + self.chunk]
             logprobs = tuple(TokenLogprob(i, -1.0) for i in part) if self.has_logprobs else None
-            found.append(TokenDelta(KEY, submit.attempt, position, part, logprobs))
+            tokens = TokenDelta(KEY, submit.attempt, position, part, logprobs, entry_position=entry_position)
+            found.append(tokens)
             position += len(part)
-        end = TokenDelta(KEY, submit.attempt, position, (), None, self.finish, self.final)
+        end = TokenDelta(KEY, submit.attempt, position, (), None, self.finish, self.final, entry_position)
         return [*found, end]
 
     def events(self, submit: Submit) -> list[Input]:

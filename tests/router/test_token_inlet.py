@@ -39,6 +39,11 @@ def test_a_batch_becomes_deltas_with_prompt_logprobs_first() -> None:
     assert second == TokenDelta(2, 3, 7, (), None, Finish.STOP_TOKEN, 99)
 
 
+def test_deltas_say_where_their_sequences_entered() -> None:
+    deltas = read_batch(make_batch(entry_positions=[0, 4]).SerializeToString())
+    assert [delta.entry_position for delta in deltas if isinstance(delta, TokenDelta)] == [0, 4]
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -46,6 +51,7 @@ def test_a_batch_becomes_deltas_with_prompt_logprobs_first() -> None:
         make_batch(attempts=[1]).SerializeToString(),
         make_batch(num_tokens=[2, 1]).SerializeToString(),
         make_batch(final_token_ids=[]).SerializeToString(),
+        make_batch(entry_positions=[0]).SerializeToString(),
         make_batch(logprobs=[worker_pb2.OutputLogprobs(index=0, sampled=[-1])]).SerializeToString(),
         make_batch(
             logprobs=[worker_pb2.OutputLogprobs(index=0, sampled=[-1, -2], num_top=2, top_token_ids=[1], top=[-1])]

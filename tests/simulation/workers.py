@@ -222,6 +222,7 @@ def _add_delivery(batch: worker_pb2.TokenBatch, delivery: Delivery) -> None:
     batch.stream_keys.append(delivery.stream_key)
     batch.attempts.append(delivery.attempt)
     batch.positions.append(position)
+    batch.entry_positions.append(delivery.entry_position)
     batch.num_tokens.append(len(tokens))
     batch.token_ids.extend(tokens)
     batch.finish_reasons.append(delivery.finish or 0)  # type: ignore[arg-type]

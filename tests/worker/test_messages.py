@@ -22,7 +22,7 @@ def logprobs(num_tokens: int, num_top: int) -> TokenLogprobs:
 
 SAMPLED = SampledRows(
     plan_rows=np.array([0, 2, 3, 4]),
-    addresses=Addresses.of(Address(1, 100, 1), Address(2, 200, 3), Address(1, 101, 2), Address(2, 201, 1)),
+    addresses=Addresses.of(Address(1, 100, 1), Address(2, 200, 3, 4), Address(1, 101, 2), Address(2, 201, 1)),
     token_ids=np.array([11, 12, 13, 14]),
     listed=np.array([True, True, False, False]),
     finish_reasons=np.array([0, 0, END, NUMERIC_ERROR]),
@@ -43,6 +43,7 @@ def test_each_router_gets_one_message_of_its_own() -> None:
     assert (list(first.num_tokens), list(first.token_ids)) == ([1, 0], [11])
     assert (list(first.finish_reasons), list(first.final_token_ids)) == ([0, END], [0, 13])
     assert (list(second.num_tokens), list(second.final_token_ids)) == ([1, 0], [0, 0])
+    assert (list(first.entry_positions), list(second.entry_positions)) == ([0, 0], [4, 0])
     assert [(entry.index, entry.num_top, list(entry.top_token_ids)) for entry in second.logprobs] == [(0, 2, [0, 1])]
 
 

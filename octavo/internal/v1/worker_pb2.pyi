@@ -357,6 +357,7 @@ class TokenBatch(_message.Message):
     FINAL_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    ENTRY_POSITIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def stream_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Names the sequences."""
@@ -393,6 +394,12 @@ class TokenBatch(_message.Message):
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptLogprobs]:
         """Prompt logprobs, for those that asked."""
 
+    @_builtins.property
+    def entry_positions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Output position at which each entered its slot. Tokens before it the sequence brought along: a preempted one's were
+        sent by the replica that it left, and may arrive later. Empty: 0 for all.
+        """
+
     def __init__(
         self,
         *,
@@ -405,10 +412,11 @@ class TokenBatch(_message.Message):
         final_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         logprobs: _abc.Iterable[Global___OutputLogprobs] | None = ...,
         prompt_logprobs: _abc.Iterable[Global___PromptLogprobs] | None = ...,
+        entry_positions: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "final_token_ids", b"final_token_ids", "finish_reasons", b"finish_reasons", "logprobs", b"logprobs", "num_tokens", b"num_tokens", "positions", b"positions", "prompt_logprobs", b"prompt_logprobs", "stream_keys", b"stream_keys", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "entry_positions", b"entry_positions", "final_token_ids", b"final_token_ids", "finish_reasons", b"finish_reasons", "logprobs", b"logprobs", "num_tokens", b"num_tokens", "positions", b"positions", "prompt_logprobs", b"prompt_logprobs", "stream_keys", b"stream_keys", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
