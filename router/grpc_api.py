@@ -188,6 +188,7 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
 
 
 def _deadline_s(context: Context) -> float | None:
+    """What is left of the client's timeout, up to a hundredth more: gRPC tells three digits of it, rounded up."""
     remaining: float | None = context.time_remaining()
     return remaining
 
