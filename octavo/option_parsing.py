@@ -10,14 +10,15 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+from octavo.integers import INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN
 from octavo.options import Limits, Option, OptionError, check_value, options_of
 from octavo.sizes import parse_bytes
 
 Number = TypeVar("Number", int, float)
 
-INT32 = Limits(-(2**31), 2**31 - 1)
-INT64 = Limits(-(2**63), 2**63 - 1)
-POSITIVE_INT32 = Limits(1, 2**31 - 1)
+INT32 = Limits(INT32_MIN, INT32_MAX)
+INT64 = Limits(INT64_MIN, INT64_MAX)
+POSITIVE_INT32 = Limits(1, INT32_MAX)
 
 
 def add_options(

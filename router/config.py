@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.common_options import InternalTlsOptions, ObservedOptions
+from octavo.integers import INT32_MAX, INT64_MAX, INT64_MIN
 from octavo.options import DEFAULT_MODEL, Limits, OptionError, argument, check_values, option
 from router.access.options import AccessOptions
 from router.browser.options import BrowserOptions
@@ -69,7 +70,7 @@ class RouterConfig(ObservedOptions, InternalTlsOptions, BrowserOptions, AccessOp
         16 * 2**20,
         "Largest request body or gRPC message accepted from a client.",
         kind="bytes",
-        limits=Limits(2**16, 2**31 - 1),
+        limits=Limits(2**16, INT32_MAX),
     )
     tool_call_parser: str = option(
         "auto",
@@ -92,7 +93,7 @@ class RouterConfig(ObservedOptions, InternalTlsOptions, BrowserOptions, AccessOp
         None,
         "Seed from which the seeds of requests that bring none are drawn, in the order of their arrival; "
         "unset, they are random.",
-        limits=Limits(-(2**63), 2**63 - 1),
+        limits=Limits(INT64_MIN, INT64_MAX),
     )
     metrics_by_tenant: bool = option(False, "Count tokens by tenant too, in metrics of their own.")
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from octavo.integers import INT32_MAX, INT64_MAX, INT64_MIN
 from router.errors import InvalidRequest, check_text, show_value
 
 MAX_CHOICES = 128
@@ -18,8 +19,6 @@ MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 1024
-SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
-_MAX_INT32 = 2**31 - 1
 _INTEGER_KEY = re.compile(r"0|-?[1-9][0-9]{0,18}")
 
 
@@ -50,20 +49,20 @@ class NumberRule:
 NUMBER_RULES: Mapping[str, NumberRule] = {
     "temperature": NumberRule(0, 2),
     "top_p": NumberRule(0, 1, open_low=True),
-    "top_k": NumberRule(0, _MAX_INT32, integer=True),
+    "top_k": NumberRule(0, INT32_MAX, integer=True),
     "min_p": NumberRule(0, 1),
     "presence_penalty": NumberRule(-2, 2),
     "frequency_penalty": NumberRule(-2, 2),
     "repetition_penalty": NumberRule(0, 2, open_low=True),
-    "seed": NumberRule(SEED_MIN, SEED_MAX, integer=True),
-    "max_tokens": NumberRule(1, _MAX_INT32, integer=True),
-    "min_tokens": NumberRule(0, _MAX_INT32, integer=True),
+    "seed": NumberRule(INT64_MIN, INT64_MAX, integer=True),
+    "max_tokens": NumberRule(1, INT32_MAX, integer=True),
+    "min_tokens": NumberRule(0, INT32_MAX, integer=True),
     "n": NumberRule(1, MAX_CHOICES, integer=True),
     "best_of": NumberRule(1, MAX_CHOICES, integer=True),
     "logprobs": NumberRule(0, MAX_TOP_LOGPROBS, integer=True),
     "prompt_logprobs": NumberRule(0, MAX_TOP_LOGPROBS, integer=True),
 }
-_BIAS_RULE = NumberRule(-100, 100)
+BIAS_RULE = NumberRule(-100, 100)
 
 
 def check_flag(name: str, value: object, *, default: bool) -> bool:
@@ -116,7 +115,7 @@ def check_logit_bias(value: object, vocab_size: int) -> tuple[tuple[int, float],
         number = int(key) if isinstance(key, str) and _INTEGER_KEY.fullmatch(key) is not None else key
         name = f"logit_bias[{show_value(number)}]"
         token_id = check_token_id(name, number, vocab_size)
-        found[token_id] = _BIAS_RULE.check(name, bias)
+        found[token_id] = BIAS_RULE.check(name, bias)
     return tuple(sorted(found.items()))
 
 

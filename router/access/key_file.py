@@ -22,8 +22,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from octavo.integers import INT32_MAX, INT32_MIN
+
 KEY_PREFIX = "octavo-"
-PRIORITY_MIN, PRIORITY_MAX = -(2**31), 2**31 - 1
+PRIORITY_MIN, PRIORITY_MAX = INT32_MIN, INT32_MAX
 
 _ID_CHARS = 12
 _MOST_BYTES = 16 * 2**20

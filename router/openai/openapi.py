@@ -8,21 +8,26 @@ from __future__ import annotations
 
 from typing import Any
 
+from octavo.integers import INT32_MAX
+from router.access.key_file import PRIORITY_MAX, PRIORITY_MIN
+from router.sampling_rules import BIAS_RULE, NUMBER_RULES, NumberRule
+
 Schema = dict[str, Any]
 
 _TEXT: Schema = {"type": "string"}
 _FLAG: Schema = {"type": "boolean"}
 _OBJECT: Schema = {"type": "object"}
-_TOKEN_ID: Schema = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
+_TOKEN_ID: Schema = {"type": "integer", "minimum": 0, "maximum": INT32_MAX}
 _IDS: Schema = {"type": "array", "items": _TOKEN_ID}
 
 
-def _number(minimum: float, maximum: float) -> Schema:
-    return {"type": "number", "minimum": minimum, "maximum": maximum}
-
-
-def _integer(minimum: int, maximum: int = 2**31 - 1) -> Schema:
+def _integer(minimum: int, maximum: int = INT32_MAX) -> Schema:
     return {"type": "integer", "minimum": minimum, "maximum": maximum}
+
+
+def _ruled(rule: NumberRule) -> Schema:
+    low = "exclusiveMinimum" if rule.open_low else "minimum"
+    return {"type": "integer" if rule.integer else "number", low: rule.low, "maximum": rule.high}
 
 
 _COMMON: dict[str, Schema] = {
@@ -32,23 +37,11 @@ _COMMON: dict[str, Schema] = {
         "type": "object",
         "properties": {"include_usage": _FLAG, "continuous_usage_stats": _FLAG},
     },
-    "temperature": _number(0, 2),
-    "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
-    "top_k": _integer(0),
-    "min_p": _number(0, 1),
-    "presence_penalty": _number(-2, 2),
-    "frequency_penalty": _number(-2, 2),
-    "repetition_penalty": {"type": "number", "exclusiveMinimum": 0, "maximum": 2},
-    "logit_bias": {"type": "object", "additionalProperties": _number(-100, 100)},
-    "seed": _integer(-(2**63), 2**63 - 1),
-    "max_tokens": _integer(1),
-    "min_tokens": _integer(0),
+    **{name: _ruled(rule) for name, rule in NUMBER_RULES.items() if name != "logprobs"},
+    "logit_bias": {"type": "object", "additionalProperties": _ruled(BIAS_RULE)},
     "stop": {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}]},
     "stop_token_ids": _IDS,
     "ignore_eos": _FLAG,
-    "n": _integer(1, 128),
-    "best_of": _integer(1, 128),
-    "prompt_logprobs": _integer(0, 20),
     "skip_special_tokens": _FLAG,
     "spaces_between_special_tokens": _FLAG,
     "include_stop_str_in_output": _FLAG,
@@ -57,7 +50,7 @@ _COMMON: dict[str, Schema] = {
     "return_token_ids": _FLAG,
     "return_tokens_as_token_ids": _FLAG,
     "return_metrics": _FLAG,
-    "priority": _integer(-(2**31)),
+    "priority": _integer(PRIORITY_MIN, PRIORITY_MAX),
     "cache_salt": _TEXT,
     "request_id": _TEXT,
     "user": _TEXT,
@@ -103,15 +96,15 @@ def _body(required: list[str], **properties: Schema) -> Schema:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-COMPLETION_BODY = _body(["prompt"], prompt=_PROMPT, echo=_FLAG, logprobs=_integer(0, 20), **_COMMON)
+COMPLETION_BODY = _body(["prompt"], prompt=_PROMPT, echo=_FLAG, logprobs=_ruled(NUMBER_RULES["logprobs"]), **_COMMON)
 """For FastAPI's `openapi_extra`, as all of these."""
 
 CHAT_BODY = _body(
     ["messages"],
     messages=_MESSAGES,
     logprobs=_FLAG,
-    top_logprobs=_integer(0, 20),
-    max_completion_tokens=_integer(1),
+    top_logprobs=_ruled(NUMBER_RULES["logprobs"]),
+    max_completion_tokens=_ruled(NUMBER_RULES["max_tokens"]),
     add_generation_prompt=_FLAG,
     continue_final_message=_FLAG,
     chat_template_kwargs=_OBJECT,
