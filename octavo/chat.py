@@ -94,7 +94,10 @@ def add_parser(parser: argparse.ArgumentParser, name: str) -> None:
         help=f"randomness in [0, 2]; 0 is greedy{temperature}",
     )
     parser.add_argument(
-        "--top-p", type=number(float, Limits(0, 1)), metavar="X", help=f"nucleus sampling, in (0, 1]{top_p}"
+        "--top-p",
+        type=number(float, Limits(above=0, maximum=1)),
+        metavar="X",
+        help=f"nucleus sampling, in (0, 1]{top_p}",
     )
     if name == "chat":
         parser.set_defaults(temperature=CHAT_TEMPERATURE, top_p=CHAT_TOP_P)

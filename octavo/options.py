@@ -43,20 +43,20 @@ class OptionError(ValueError):
 
 @dataclass(frozen=True)
 class Limits:
-    """The closed range of a number; None leaves that side open."""
+    """The range of a number; None leaves that side open. `above` is a lower bound that is not in the range itself."""
 
     minimum: float | None = None
     maximum: float | None = None
+    above: float | None = None
 
     def __str__(self) -> str:
         if self.minimum is not None and self.maximum is not None:
             return f"must be between {_plain(self.minimum)} and {_plain(self.maximum)}"
-        if self.minimum is not None:
-            return f"must be at least {_plain(self.minimum)}"
-        return f"must be at most {_plain(self.maximum)}"
+        bounds = (("above", self.above), ("at least", self.minimum), ("at most", self.maximum))
+        return "must be " + " and ".join(f"{what} {_plain(bound)}" for what, bound in bounds if bound is not None)
 
     def hold(self, value: float) -> bool:
-        above = self.minimum is None or value >= self.minimum
+        above = (self.minimum is None or value >= self.minimum) and (self.above is None or value > self.above)
         return above and (self.maximum is None or value <= self.maximum)
 
 

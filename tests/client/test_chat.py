@@ -76,8 +76,16 @@ async def test_generate_from_standard_input(
 @in_loop
 async def test_a_refusal_is_said_and_the_status_tells(model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with stack(model_dir) as made:
-        assert await asyncio.to_thread(run, "generate", "x", "--server", made.grpc_address, "--top-p", "0") == 1
-    assert "top_p" in capsys.readouterr().err
+        assert (
+            await asyncio.to_thread(run, "generate", "x", "--server", made.grpc_address, "--max-tokens", "100000") == 1
+        )
+    assert "max_tokens" in capsys.readouterr().err
+
+
+def test_what_no_server_takes_is_refused_before_one_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run("chat", "--server", "127.0.0.1:1", "--top-p", "0")
+    assert "--top-p: 0: must be above 0 and at most 1" in capsys.readouterr().err
 
 
 def test_no_server_names_the_remedy(capsys: pytest.CaptureFixture[str]) -> None:

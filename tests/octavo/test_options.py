@@ -119,6 +119,13 @@ def test_a_commands_own_numbers_have_limits_too(text: str, said: str) -> None:
     assert number(int, Limits(-3, 3))("-3") == -3
 
 
+def test_a_range_may_leave_its_lower_bound_out() -> None:
+    limits = Limits(above=0, maximum=1)
+    assert [limits.hold(value) for value in (-1, 0, 1e-9, 1, 2)] == [False, False, True, True, False]
+    assert str(limits) == "must be above 0 and at most 1"
+    assert [str(Limits(minimum=1)), str(Limits(maximum=1))] == ["must be at least 1", "must be at most 1"]
+
+
 @pytest.mark.parametrize("text", ["nan", "inf", "1e999", "9" * 400 + ".0"])
 def test_a_number_is_finite(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="is not a number"):
