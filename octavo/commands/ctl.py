@@ -14,65 +14,16 @@ from typing import Any
 import grpc
 from google.protobuf.json_format import MessageToJson
 
-from octavo import common_options
 from octavo.commands import ctl_aliases
+from octavo.commands.control import CALL_TIMEOUT_S, add_address, connect, explain_failure
 from octavo.commands.tables import columns
 from octavo.internal.v1 import scheduler_pb2 as pb
-from octavo.internal.v1 import scheduler_pb2_grpc as pb_grpc
 from octavo.option_parsing import INT32, number
-from octavo.options import Limits, OptionError
+from octavo.options import Limits
 from octavo.process import StartError
-from octavo.tls import internal_channel_credentials
 
-DEFAULT_ADDRESS = "127.0.0.1:8002"
-_TIMEOUT_S = 10.0
 _DEADLINES = Limits(0.001, 1e9)
 _SEQUENCES = Limits(0, 2**64 - 1)
-
-
-def add_address(parser: argparse.ArgumentParser) -> None:
-    """The options that say which scheduler, and what to show it."""
-    parser.add_argument(
-        "--scheduler-address",
-        default=DEFAULT_ADDRESS,
-        metavar="HOST:PORT",
-        help=f"Address of the scheduler; `octavo serve` prints it (default: {DEFAULT_ADDRESS}).",
-    )
-    for name, help in (
-        ("cert", "PEM certificate chain to show the scheduler, where it asks for one."),
-        ("key", "PEM private key of --internal-tls-cert."),
-        ("ca", "PEM certificates of the CA that the scheduler's certificate comes from."),
-    ):
-        parser.add_argument(f"--internal-tls-{name}", metavar="FILE", help=help)
-
-
-def connect(namespace: argparse.Namespace) -> tuple[grpc.Channel, Any]:
-    """A channel to the scheduler that the options of `add_address` name, and the stub of its ControlService.
-
-    Raises StartError for certificates that cannot be used.
-    """
-    try:
-        given = {name: getattr(namespace, f"internal_tls_{name}") for name in ("cert", "key", "ca")}
-        common_options.check_mutual_options("--internal-tls", **given)
-    except OptionError as error:
-        raise StartError(str(error)) from None
-    credentials = internal_channel_credentials(**given)
-    options = (("grpc.max_receive_message_length", -1),)
-    if credentials is None:
-        channel = grpc.insecure_channel(namespace.scheduler_address, options=options)
-    else:
-        channel = grpc.secure_channel(namespace.scheduler_address, credentials, options=options)
-    return channel, pb_grpc.ControlServiceStub(channel)
-
-
-def explain_failure(address: str, error: grpc.RpcError) -> StartError:
-    """What a failed call means for whoever typed the command."""
-    code, details = error.code(), error.details()
-    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-        return StartError(f"no scheduler answers at {address} ({details}); name another with --scheduler-address")
-    if code is grpc.StatusCode.UNIMPLEMENTED:
-        return StartError(f"what answers at {address} is no scheduler of this version ({details})")
-    return StartError(str(details))
 
 
 def ctl(words: Sequence[str]) -> int:
@@ -129,7 +80,7 @@ def _name(text: str) -> pb.SequenceName:
 
 
 def _replicas(stub: Any, namespace: argparse.Namespace) -> int:
-    response = stub.ListReplicas(pb.ListReplicasRequest(), timeout=_TIMEOUT_S)
+    response = stub.ListReplicas(pb.ListReplicasRequest(), timeout=CALL_TIMEOUT_S)
     print("\n".join(replica_table(response.replicas)))
     return 0
 
@@ -165,13 +116,13 @@ def state_of(replica: pb.Replica) -> str:
 
 
 def _load(stub: Any, namespace: argparse.Namespace) -> int:
-    load = stub.GetStatistics(pb.GetStatisticsRequest(), timeout=_TIMEOUT_S)
+    load = stub.GetStatistics(pb.GetStatisticsRequest(), timeout=CALL_TIMEOUT_S)
     print(MessageToJson(load, preserving_proto_field_name=True, always_print_fields_with_no_presence=True))
     return 0
 
 
 def _explain(stub: Any, namespace: argparse.Namespace) -> int:
-    response = stub.Explain(pb.ExplainRequest(name=namespace.request), timeout=_TIMEOUT_S)
+    response = stub.Explain(pb.ExplainRequest(name=namespace.request), timeout=CALL_TIMEOUT_S)
     for sequence in response.sequences:
         print("\n".join(explanation_lines(sequence)))
     return 0
@@ -215,13 +166,13 @@ def _update(stub: Any, namespace: argparse.Namespace) -> int:
     request = pb.UpdateRequest(name=namespace.request, priority=namespace.priority)
     if namespace.deadline is not None:
         request.deadline_ns = int(namespace.deadline * 1e9)
-    response = stub.Update(request, timeout=_TIMEOUT_S)
+    response = stub.Update(request, timeout=CALL_TIMEOUT_S)
     print(f"updated {_sequences(response.sequence_ids)}")
     return 0
 
 
 def _cancel(stub: Any, namespace: argparse.Namespace) -> int:
-    response = stub.Cancel(pb.CancelRequest(name=namespace.request), timeout=_TIMEOUT_S)
+    response = stub.Cancel(pb.CancelRequest(name=namespace.request), timeout=CALL_TIMEOUT_S)
     print(f"cancelled {_sequences(response.sequence_ids)}")
     return 0
 
@@ -231,19 +182,19 @@ def _sequences(sequence_ids: Sequence[int]) -> str:
 
 
 def _drain(stub: Any, namespace: argparse.Namespace) -> int:
-    response = stub.Drain(pb.DrainRequest(replica=namespace.replica), timeout=_TIMEOUT_S)
+    response = stub.Drain(pb.DrainRequest(replica=namespace.replica), timeout=CALL_TIMEOUT_S)
     print(f"{namespace.replica} takes no new sequences; {response.num_running} still run there")
     return 0
 
 
 def _undrain(stub: Any, namespace: argparse.Namespace) -> int:
-    response = stub.Undrain(pb.UndrainRequest(replica=namespace.replica), timeout=_TIMEOUT_S)
+    response = stub.Undrain(pb.UndrainRequest(replica=namespace.replica), timeout=CALL_TIMEOUT_S)
     print(f"{namespace.replica} takes sequences again; {response.num_running} run there")
     return 0
 
 
 def _reset(stub: Any, namespace: argparse.Namespace) -> int:
-    response = stub.ResetPrefixCache(pb.ResetPrefixCacheRequest(), timeout=_TIMEOUT_S)
+    response = stub.ResetPrefixCache(pb.ResetPrefixCacheRequest(), timeout=CALL_TIMEOUT_S)
     print(f"forgot {response.num_blocks} cached blocks")
     return 0
 

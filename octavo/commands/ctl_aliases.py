@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from octavo.commands.command_line import refuse
+from octavo.commands.control import CALL_TIMEOUT_S
 from octavo.commands.tables import columns
 from octavo.internal.v1 import scheduler_pb2 as pb
 from octavo.option_parsing import number
 from octavo.options import Limits
 
-_TIMEOUT_S = 10.0
 _STICKY = {"conversation": pb.STICKINESS_CONVERSATION, "user": pb.STICKINESS_USER}
 
 
@@ -43,7 +43,7 @@ def _weight(text: str) -> tuple[str, float]:
 
 
 def _aliases(stub: Any, namespace: argparse.Namespace) -> int:
-    response = stub.ListAliases(pb.ListAliasesRequest(), timeout=_TIMEOUT_S)
+    response = stub.ListAliases(pb.ListAliasesRequest(), timeout=CALL_TIMEOUT_S)
     names = {value: name for name, value in _STICKY.items()}
     rows = [(alias.name, _shares(alias), names.get(alias.sticky, "-")) for alias in response.aliases]
     print("\n".join(columns([("alias", "models", "sticky"), *rows])))
@@ -58,12 +58,12 @@ def _set_alias(stub: Any, namespace: argparse.Namespace) -> int:
     if len(dict(namespace.weights)) < len(namespace.weights):
         refuse("octavo ctl set-alias", ["each model must be named once among the weights"])
     alias = pb.Alias(name=namespace.name, weights=dict(namespace.weights), sticky=_STICKY[namespace.sticky])
-    response = stub.SetAlias(pb.SetAliasRequest(alias=alias), timeout=_TIMEOUT_S)
+    response = stub.SetAlias(pb.SetAliasRequest(alias=alias), timeout=CALL_TIMEOUT_S)
     print(f"{alias.name} stands for {_shares(alias)} on {response.num_routers} routers")
     return 0
 
 
 def _remove_alias(stub: Any, namespace: argparse.Namespace) -> int:
-    response = stub.RemoveAlias(pb.RemoveAliasRequest(name=namespace.name), timeout=_TIMEOUT_S)
+    response = stub.RemoveAlias(pb.RemoveAliasRequest(name=namespace.name), timeout=CALL_TIMEOUT_S)
     print(f"{namespace.name} is taken back from {response.num_routers} routers")
     return 0

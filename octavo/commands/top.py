@@ -19,7 +19,8 @@ from typing import TextIO
 
 import grpc
 
-from octavo.commands.ctl import add_address, connect, explain_failure, state_of
+from octavo.commands.control import add_address, connect, explain_failure
+from octavo.commands.ctl import state_of
 from octavo.commands.tables import columns
 from octavo.internal.v1 import scheduler_pb2 as pb
 from octavo.option_parsing import number
