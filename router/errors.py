@@ -25,6 +25,7 @@ class ErrorKind(Enum):
     UNAUTHENTICATED = "unauthenticated"
     FORBIDDEN = "forbidden"
     NOT_FOUND = "not_found"
+    TOO_LATE = "too_late"
     TOO_LARGE = "too_large"
     EXHAUSTED = "exhausted"
     CANCELLED = "cancelled"
@@ -51,6 +52,7 @@ WIRE_CODES: Mapping[ErrorKind, WireCodes] = MappingProxyType(
         ErrorKind.UNAUTHENTICATED: WireCodes(401, "UNAUTHENTICATED", 16, "authentication_error"),
         ErrorKind.FORBIDDEN: WireCodes(403, "PERMISSION_DENIED", 7, "permission_error"),
         ErrorKind.NOT_FOUND: WireCodes(404, "NOT_FOUND", 5, "not_found_error"),
+        ErrorKind.TOO_LATE: WireCodes(408, "DEADLINE_EXCEEDED", 4, "timeout_error"),
         ErrorKind.TOO_LARGE: WireCodes(413, "RESOURCE_EXHAUSTED", 8, "request_too_large"),
         ErrorKind.EXHAUSTED: WireCodes(429, "RESOURCE_EXHAUSTED", 8, "rate_limit_error"),
         ErrorKind.CANCELLED: WireCodes(499, "CANCELLED", 1, "cancelled"),
@@ -89,6 +91,12 @@ class RequestTooLarge(InvalidRequest):
     """A body or text over a size limit, refused before it is read or tokenized in full."""
 
     kind = ErrorKind.TOO_LARGE
+
+
+class TooLate(RouterError):
+    """The body of a request did not come in time."""
+
+    kind = ErrorKind.TOO_LATE
 
 
 class Unauthenticated(RouterError):

@@ -1,7 +1,8 @@
 """uvicorn as a router wants it: signals are the process's, sockets are bound beforehand, requests have bounds.
 
-Knows uvicorn and sockets; knows no route. uvicorn itself takes heads of any size, and waits for them and for bodies for
-as long as a client likes: strangers could fill the memory before any gate is asked, and hold connections for ever.
+Knows uvicorn, sockets and the shape of an error; knows no route. uvicorn itself takes heads of any size, and waits for
+them and for bodies for as long as a client likes: strangers could fill the memory before any gate is asked, and hold
+connections for ever.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import socket
 import ssl
 from collections.abc import Callable, Iterator
+from http import HTTPStatus
 from typing import Any
 
 import uvicorn
@@ -20,6 +22,8 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from octavo.process import StartError
+from router.errors import TooLate
+from router.openai.shapes import error_json
 
 CLOSING_S = 2.0
 """What connections get to close by themselves once no request is live."""
@@ -155,10 +159,12 @@ class _BoundedRequests(HttpToolsProtocol):
 
 def _too_slow(timeout_s: float) -> bytes:
     """The answer to a request whose body did not come, in OpenAI's shape."""
-    message = f"the body of the request did not come within {timeout_s:g} s (--body-timeout)"
-    error = {"message": message, "type": "timeout_error", "param": None, "code": 408}
-    body = json.dumps({"error": error}).encode()
-    head = f"HTTP/1.1 408 Request Timeout\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    error = TooLate(f"the body of the request did not come within {timeout_s:g} s (--body-timeout)")
+    body = json.dumps(error_json(error)).encode()
+    status = HTTPStatus(error.codes.http_status)
+    head = (
+        f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    )
     return f"{head}Connection: close\r\n\r\n".encode() + body
 
 

@@ -9,23 +9,23 @@ from collections.abc import AsyncIterator
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.http_server import MAX_HEAD_BYTES, listen, quiet_server
 from tests.fakes.router_stack import in_loop
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers with the size of the body, or without looking at it, or later than any limit of the tests."""
+    """Answers with the size of the body, or without looking at it."""
     body = b"" if scope["path"] == "/unread" else await Request(scope, receive).body()
-    if scope["path"] == "/later":
-        await asyncio.sleep(0.1)
     await Response(str(len(body)))(scope, receive, send)
 
 
 @contextlib.asynccontextmanager
-async def connection(**limits: float) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    server, listener = quiet_server(echo, None, **limits), listen("--http-port", "127.0.0.1", 0)
+async def connection(
+    app: ASGIApp = echo, **limits: float
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    server, listener = quiet_server(app, None, **limits), listen("--http-port", "127.0.0.1", 0)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     reader, writer = await asyncio.open_connection(*listener.getsockname())
     try:
@@ -76,8 +76,9 @@ async def test_a_body_that_does_not_come_is_refused() -> None:
         head, _, body = (await reader.read()).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 408 ")
         assert b"connection: close" in head.lower()
-        assert json.loads(body)["error"]["code"] == 408
-        assert "--body-timeout" in json.loads(body)["error"]["message"]
+        error = json.loads(body)["error"]
+        assert (error["code"], error["type"], error["param"]) == (408, "timeout_error", None)
+        assert "--body-timeout" in error["message"]
 
 
 @in_loop
@@ -91,6 +92,21 @@ async def test_a_body_that_nobody_reads_holds_no_connection_either() -> None:
 
 @in_loop
 async def test_an_answer_may_take_longer_than_its_body() -> None:
-    async with connection(head_timeout_s=0.05, body_timeout_s=0.05) as (reader, writer):
-        writer.write(SLOW.replace(b"POST /", b"POST /later") + b"cde")
+    has_body, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def later(scope: Scope, receive: Receive, send: Send) -> None:
+        await Request(scope, receive).body()
+        has_body.set()
+        await may_answer.wait()
+        await Response("late")(scope, receive, send)
+
+    limit_s = 0.05
+    async with connection(later, head_timeout_s=limit_s, body_timeout_s=limit_s) as (reader, writer):
+        writer.write(SLOW + b"cde")
+        await has_body.wait()
+        # A connection that is opened now and says nothing ends by the same limit, after the first would have.
+        silent, its_writer = await asyncio.open_connection(*writer.get_extra_info("peername"))
+        assert await silent.read() == b""
+        its_writer.close()
+        may_answer.set()
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
