@@ -14,7 +14,10 @@ from json.decoder import JSONArray  # type: ignore[attr-defined]
 from json.scanner import py_make_scanner  # type: ignore[attr-defined]
 from typing import Any
 
-_NUMBERS = re.compile(r"[-+.0-9eE, \t\n\r]{256,16384}")
+MOST_CHARS = 16384
+"""Longest piece that is read in one go."""
+
+_NUMBERS = re.compile(rf"[-+.0-9eE, \t\n\r]{{256,{MOST_CHARS}}}")
 _BLANKS = re.compile(r"[ \t\n\r]*")
 
 Scan = Callable[[str, int], tuple[Any, int]]
