@@ -180,7 +180,7 @@ class Engine:
         """A step is done. Raises ResultMismatch when it answers no plan of this replica."""
         now = self._clock()
         events = self._core.complete(replica.replica_id, wire.result_from_wire(message), now)
-        replica.note_step(message.duration_ns, now)
+        replica.note_step(now)
         self._deliver(events, None)
         self._plan_soon((replica,))
 
@@ -206,7 +206,8 @@ class Engine:
         """Marks replicas as stalled or recovered."""
         now = self._clock()
         for replica in self._replicas.values():
-            if replica.is_stalled(now) != replica.stalled:
+            planned = self._scheduler.replicas[replica.replica_id]
+            if replica.is_stalled(now, planned.predict_step_ns(replica.hello.warm_up_token_ns)) != replica.stalled:
                 replica.stalled = not replica.stalled
                 state = "has completed no step for too long" if replica.stalled else "completes steps again"
                 _LOG.warning("replica %s %s", replica.hello.name, state)

@@ -12,7 +12,8 @@ from octavo.internal.v1 import scheduler_pb2 as pb
 from octavo.internal.v1 import worker_pb2 as worker_pb
 from scheduler_svc.wire import EndStatus
 
-# A replica with an unanswered plan is stalled once its step takes longer than this, and than five times its usual step.
+# A replica with an unanswered plan is stalled once its step takes longer than this, and than five times what it should
+# take.
 _STALL_NS = 10_000_000_000
 _STALL_STEPS = 5
 
@@ -39,20 +40,18 @@ class Replica:
     outbox: asyncio.Queue[pb.AttachResponse] = field(default_factory=asyncio.Queue)
     # When each unanswered plan was sent, oldest first.
     sent_ns: list[int] = field(default_factory=list)
-    usual_step_ns: int = 0
     stalled: bool = False
 
-    def is_stalled(self, now: int) -> bool:
-        """Whether the oldest unanswered plan has waited too long."""
-        limit = max(_STALL_NS, _STALL_STEPS * self.usual_step_ns)
+    def is_stalled(self, now: int, predicted_ns: float) -> bool:
+        """Whether the oldest unanswered plan, which should take so long, has waited too long."""
+        limit = max(_STALL_NS, _STALL_STEPS * predicted_ns)
         return bool(self.sent_ns) and now - self.sent_ns[0] > limit
 
-    def note_step(self, duration_ns: int, now: int) -> None:
+    def note_step(self, now: int) -> None:
         """The oldest plan is answered; the next one runs from now on."""
         del self.sent_ns[0]
         if self.sent_ns:
             self.sent_ns[0] = now
-        self.usual_step_ns += (duration_ns - self.usual_step_ns) // 8 if self.usual_step_ns else duration_ns
 
 
 @dataclass

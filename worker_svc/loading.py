@@ -111,9 +111,11 @@ def load(
     grammars = _open_grammars(model, vocabulary)
     runner = Runner(parts_over(cache, host_cache), limits, grammars)
     with phases.phase("warm-up"):
-        _warm_up(runner, vocabulary)
+        token_ns = _warm_up(runner, vocabulary)
         runner.capture_graphs()
     hello = _hello(limits, info, host_cache.spec.num_blocks if host_cache is not None else 0)
+    if meter is None:  # on a card the first step compiles kernels, and says nothing of later ones
+        hello.warm_up_token_ns = token_ns
     return LoadedWorker(runner, hello, threads, grammars)
 
 
@@ -244,12 +246,14 @@ def _cache_spec(config: WorkerConfig, model: FoundModel, backend: Backend, place
     return replace(plain, dtype=torch.float8_e4m3fn, scales=scales)
 
 
-def _warm_up(runner: Runner, vocabulary: Vocabulary) -> None:
+def _warm_up(runner: Runner, vocabulary: Vocabulary) -> int:
+    """Time of the first step for each of its tokens, in nanoseconds."""
     probe = warm_up(runner, vocabulary.probe_token_ids)
     if probe.is_suspicious:
         _LOG.warning("tokenizer and weights may not belong together: on plain English, %s", probe)
     else:
         _LOG.info("probe on plain English: %s", probe)
+    return probe.token_ns
 
 
 def _model_info(

@@ -288,5 +288,6 @@ def load_simulation(config: WorkerConfig, phases: Phases) -> LoadedSimulation:
         num_host_blocks=num_host_blocks,
         num_slots=config.max_num_seqs,
         max_step_tokens=config.max_num_batched_tokens,
+        warm_up_token_ns=costs.step_ns(1, 0, 0),
     )
     return LoadedSimulation(SimulatedRunner(model, limits), hello)

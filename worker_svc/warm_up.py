@@ -7,6 +7,7 @@ does not finds it no better. Knows the runner alone.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,6 +37,8 @@ class ProbeResult:
     loss: float
     chance_loss: float
     num_tokens: int
+    token_ns: int
+    """Time of the step for each token that it computed."""
 
     @property
     def is_suspicious(self) -> bool:
@@ -57,6 +60,7 @@ def warm_up(runner: Runner, probe_token_ids: Sequence[int]) -> ProbeResult:
     token_ids = [token_id for token_id in probe_token_ids if token_id < limits.vocab_size][: max(1, room)] or [0]
     num_blocks = -(-len(token_ids) // limits.block_size)
     sampling = types_pb2.SamplingParams(top_p=1, repetition_penalty=1, max_tokens=1, num_prompt_logprobs=0)
+    begun_ns = time.perf_counter_ns()
     outcome = runner.run(
         worker_pb2.StepPlan(
             step=1,
@@ -74,6 +78,7 @@ def warm_up(runner: Runner, probe_token_ids: Sequence[int]) -> ProbeResult:
             row_counts=[len(token_ids)],
         )
     )
+    token_ns = (time.perf_counter_ns() - begun_ns) // len(token_ids)
     runner.reset()
     if not any(group.listed.any() for group in outcome.sampled):
         raise StartError(
@@ -83,4 +88,4 @@ def warm_up(runner: Runner, probe_token_ids: Sequence[int]) -> ProbeResult:
     losses = [-stretch.logprobs.tokens for stretch in outcome.prompt_stretches]
     num_tokens = sum(map(len, losses))
     loss = float(np.concatenate(losses).mean()) if num_tokens else math.nan
-    return ProbeResult(loss, math.log(limits.vocab_size), num_tokens)
+    return ProbeResult(loss, math.log(limits.vocab_size), num_tokens, token_ns)

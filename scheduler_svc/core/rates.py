@@ -62,6 +62,14 @@ class StepRates:
         slope = self.token_ns
         return None if slope is None else max(0.0, self._decode.ns - slope * self._decode.tokens)
 
+    def predict_ns(self, num_tokens: int) -> float | None:
+        """About how long a step of so many tokens takes; rather too long where steps of one kind alone are known."""
+        step_ns, token_ns = self.step_ns, self.token_ns
+        if step_ns is not None and token_ns is not None:
+            return step_ns + token_ns * num_tokens
+        known = [mean for mean in (self._decode, self._prefill) if mean.tokens]
+        return max((mean.ns * max(1.0, num_tokens / mean.tokens) for mean in known), default=None)
+
 
 def prefill_cap(rates: StepRates, num_decoding: int, target_ns: int | None) -> int | None:
     """Prompt tokens that a step may take while so many rows decode; None: nothing is known that speaks against more.

@@ -235,6 +235,12 @@ class Replica:
 
     # Taking its answer -------------------------------------------------------------------------------------------
 
+    def predict_step_ns(self, token_ns: float) -> float:
+        """About how long the oldest unanswered plan takes; by `token_ns` a token while no step is measured."""
+        num_tokens = self.rows.unanswered[0].num_tokens if self.rows.unanswered else 0
+        measured = self.rates.predict_ns(num_tokens)
+        return num_tokens * token_ns if measured is None else measured
+
     def complete(self, result: StepResult) -> Answer:
         """Takes the answer to the oldest unanswered plan. Raises ResultMismatch, changing nothing, if it is none."""
         if result.incarnation != self.spec.incarnation or not self.rows.unanswered:

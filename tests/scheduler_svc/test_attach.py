@@ -213,6 +213,30 @@ def test_f44_a_replica_that_completes_no_step_for_too_long_is_not_ready_until_it
     run(test)
 
 
+@pytest.mark.parametrize("is_measured", [False, True], ids=["first", "later"])
+def test_f44_a_long_prefill_is_no_stall_before_its_time(is_measured: bool) -> None:
+    """A step may take five times what so many tokens take, by the steps before it or by the worker's word of its start;
+    many short steps since then do not shorten that."""
+
+    async def test() -> None:
+        async with scheduler() as shell:
+            said = hello(warm_up_token_ns=0 if is_measured else 1_000_000_000)
+            router, worker = await watching(shell), await attaching(shell, said)
+            if is_measured:
+                for prompt, duration_s in ((range(8), 8), *(([token_id], 0.001) for token_id in range(20))):
+                    router.generate(prompt, max_tokens=1)
+                    plan = await worker.plan()
+                    await worker.answer(plan, (7, LENGTH), duration_ns=int(duration_s * 1e9))
+            router.generate(range(50, 70), max_tokens=1)
+            assert list((await worker.plan()).row_counts) == [20]
+            for passed_s, is_stalled in ((90, False), (20, True)):
+                shell.clock.pass_s(passed_s)
+                shell.engine.check_progress()
+                assert [replica.is_stalled for replica in await shell.replicas()] == [is_stalled]
+
+    run(test)
+
+
 def test_f44_an_idle_replica_never_stalls() -> None:
     async def test() -> None:
         async with scheduler() as shell:

@@ -40,6 +40,7 @@ class Hello(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     CURVE_PUBLIC_KEY_FIELD_NUMBER: _builtins.int
     PROCESS_FIELD_NUMBER: _builtins.int
+    WARM_UP_TOKEN_NS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """Random number drawn at the worker's start; results carry it, so that a late one is never taken for a new one's."""
     block_size: _builtins.int
@@ -60,6 +61,10 @@ class Hello(_message.Message):
     """Random number drawn at the start of the process, and kept over its attachments: who comes back with the same one did
     not crash. 0: not told.
     """
+    warm_up_token_ns: _builtins.int
+    """Time in nanoseconds for each token of the prompt that it computed at its start: what the first steps may take, until
+    some are answered. 0: not told.
+    """
     @_builtins.property
     def model(self) -> _types_pb2.ModelInfo:
         """The model it holds."""
@@ -77,10 +82,11 @@ class Hello(_message.Message):
         name: _builtins.str = ...,
         curve_public_key: _builtins.str = ...,
         process: _builtins.int = ...,
+        warm_up_token_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "curve_public_key", b"curve_public_key", "incarnation", b"incarnation", "max_step_tokens", b"max_step_tokens", "model", b"model", "name", b"name", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks", "num_slots", b"num_slots", "process", b"process"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "curve_public_key", b"curve_public_key", "incarnation", b"incarnation", "max_step_tokens", b"max_step_tokens", "model", b"model", "name", b"name", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks", "num_slots", b"num_slots", "process", b"process", "warm_up_token_ns", b"warm_up_token_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
