@@ -229,7 +229,7 @@ def test_f44_a_long_prefill_is_no_stall_before_its_time(is_measured: bool) -> No
                     await worker.answer(plan, (7, LENGTH), duration_ns=int(duration_s * 1e9))
             router.generate(range(50, 70), max_tokens=1)
             assert list((await worker.plan()).row_counts) == [20]
-            for passed_s, is_stalled in ((90, False), (20, True)):
+            for passed_s, is_stalled in ((90, False), (40, True)):
                 shell.clock.pass_s(passed_s)
                 shell.engine.check_progress()
                 assert [replica.is_stalled for replica in await shell.replicas()] == [is_stalled]
