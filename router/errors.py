@@ -29,6 +29,7 @@ class ErrorKind(Enum):
     TOO_LARGE = "too_large"
     EXHAUSTED = "exhausted"
     CANCELLED = "cancelled"
+    UNIMPLEMENTED = "unimplemented"
     UNAVAILABLE = "unavailable"
     DEADLINE = "deadline"
     INTERNAL = "internal"
@@ -56,6 +57,7 @@ WIRE_CODES: Mapping[ErrorKind, WireCodes] = MappingProxyType(
         ErrorKind.TOO_LARGE: WireCodes(413, "RESOURCE_EXHAUSTED", 8, "request_too_large"),
         ErrorKind.EXHAUSTED: WireCodes(429, "RESOURCE_EXHAUSTED", 8, "rate_limit_error"),
         ErrorKind.CANCELLED: WireCodes(499, "CANCELLED", 1, "cancelled"),
+        ErrorKind.UNIMPLEMENTED: WireCodes(501, "UNIMPLEMENTED", 12, "invalid_request_error"),
         ErrorKind.UNAVAILABLE: WireCodes(503, "UNAVAILABLE", 14, "unavailable_error"),
         ErrorKind.DEADLINE: WireCodes(504, "DEADLINE_EXCEEDED", 4, "timeout_error"),
         ErrorKind.INTERNAL: WireCodes(500, "INTERNAL", 13, "internal_error"),
@@ -131,6 +133,12 @@ class Cancelled(RouterError):
     """The client is gone, or an operator has ended the request."""
 
     kind = ErrorKind.CANCELLED
+
+
+class Unimplemented(RouterError):
+    """A method that there is not."""
+
+    kind = ErrorKind.UNIMPLEMENTED
 
 
 class Unavailable(RouterError):

@@ -20,14 +20,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
-from octavo.grpc_guard import Context, Handler, readable
+from octavo.grpc_guard import Context, Handler, readable, refusing
 from octavo.tracing import HEADER
 from octavo.v1 import inference_pb2 as pb
 from octavo.v1 import inference_pb2_grpc as pb_grpc
 from router.access.gate import Gate
 from router.access.grpc_gate import GrpcGate
 from router.echo import with_prompt
-from router.errors import Exhausted, InternalError, InvalidRequest, RouterError
+from router.errors import Exhausted, InternalError, InvalidRequest, RouterError, Unimplemented, show_value
 from router.front import FrontDoor
 from router.grpc_reading import read_chat, read_generate, read_tokenize
 from router.grpc_stream import MessageResponses, ResponsesFactory, serialize
@@ -82,18 +82,27 @@ async def set_health(health: HealthServicer, *, serving: bool) -> None:
 
 
 class _Readable(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Bytes that are no message are the client's mistake, for every method; bytes that go out may be bytes before."""
+    """Bytes that are no message are the client's mistake, for every method, and so is a method that there is not; bytes
+    that go out may be bytes before."""
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Handler]], details: Any) -> Handler:
         handler = await continuation(details)
         if handler is None:
-            return None
+            return refusing(lambda context: abort(context, _no_method(details.method)))
         if handler.response_streaming and details.method.startswith(f"/{SERVICE_NAME}/"):
             handler = handler._replace(response_serializer=serialize)
         return readable(handler, self._refuse)
 
     async def _refuse(self, context: Context) -> None:
         await abort(context, InvalidRequest("request", "request: its bytes are no message of this method"))
+
+
+def _no_method(name: str) -> Unimplemented:
+    methods = ", ".join(method.name for method in pb.DESCRIPTOR.services_by_name["InferenceService"].methods)
+    return Unimplemented(
+        f"{show_value(name)} is no method of this server; {SERVICE_NAME} has {methods}. The models served here "
+        "generate text; for embeddings or rankings ask a server of models that make them"
+    )
 
 
 class InferenceServicer(pb_grpc.InferenceServiceServicer):

@@ -12,6 +12,7 @@ import grpc
 import pytest
 
 from octavo.v1 import inference_pb2 as pb
+from router.grpc_api import SERVICE_NAME
 from tests.fakes.router_stack import MODEL, TURN, Stack, in_loop, stack, write_text_model
 from tests.router.chat_models import write_hermes_model, write_llama_model, write_mistral_model
 from tests.router.test_grpc import refusal, stub
@@ -98,6 +99,13 @@ async def test_f62_f64_embeddings_and_rankings_are_refused_clearly(model_dir: Pa
             error = answer.json()["error"]
             assert (answer.status_code, error["param"], error["type"]) == (400, "model", "invalid_request_error")
             assert "generates text" in error["message"]
+        for method in (f"{SERVICE_NAME}/Embed", f"{SERVICE_NAME}/Rerank", "inference.GRPCInferenceService/ModelInfer"):
+            channel: Any = made.channel
+            for call in (channel.unary_unary(f"/{method}")(b"\n\x01a"), channel.unary_stream(f"/{method}")(b"\n\x01a")):
+                code, message, _ = await refusal(call)
+                assert code is grpc.StatusCode.UNIMPLEMENTED
+                for said in (method, "GenerateUnary", "generate text", "embeddings"):
+                    assert said in message
         assert made.scheduler.requests == []
 
 
