@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 
 from scheduler_svc.core.prefix_cache import PrefixCache, PrefixChain
@@ -84,8 +86,6 @@ def test_names_cannot_be_shifted_into_one_another() -> None:
 
 
 def test_hashes_are_the_same_in_every_process() -> None:
-    from array import array
-
     chain = PrefixChain("fingerprint", 4, ("adapter", "tenant", "salt"))
     assert chain.digest(array("I", range(8)), 1).hex() == KNOWN_DIGEST
 
@@ -189,3 +189,47 @@ def test_the_cache_takes_one_block_for_a_digest_and_one_digest_for_a_block() -> 
         cache.add(b"y", 1)
     cache.forget(1)
     assert cache.find(b"x") is None
+
+
+def test_f38_fifty_prompts_twice_are_answered_as_without_a_cache() -> None:
+    """Of lengths around whole blocks, many with a beginning in common; a wrong block would change what is sampled."""
+    prompts = [
+        [*range(4 * (number % 3)), 20 + number % 25, *([number // 25] * (4 * (number % 5 + 1) - 2 + number % 3))]
+        for number in range(50)
+    ]
+    assert len({tuple(prompt) for prompt in prompts}) == 50
+    answers: list[list[list[int]]] = []
+    for is_on in (False, True):
+        house = House(CoreLimits(enable_prefix_caching=is_on))
+        house.attach(spec(block_size=4, num_device_blocks=400))
+        streams = [house.submit(prompt, max_tokens=6) for prompt in prompts * 2]
+        house.drain()
+        house.check_outcomes()
+        answers.append([stream.received for stream in streams])
+        assert any(cached(stream) for stream in streams[50:]) == is_on
+    assert answers[0] == answers[1]
+    assert answers[1][:50] == answers[1][50:]
+
+
+def test_f38_a_block_is_found_by_all_of_a_strong_hash() -> None:
+    tokens = array("I", range(8))
+    chain = PrefixChain("f", 4, ("a", "t", "s"))
+    digest = chain.digest(tokens, 1)
+    others = [
+        PrefixChain("g", 4, ("a", "t", "s")).digest(tokens, 1),
+        PrefixChain("f", 4, ("a", "t", "other")).digest(tokens, 1),
+        PrefixChain("f", 8, ("a", "t", "s")).digest(tokens, 0),
+        chain.digest(tokens, 0),
+        *(
+            PrefixChain("f", 4, ("a", "t", "s")).digest(array("I", [*range(at), 99, *range(at + 1, 8)]), 1)
+            for at in range(8)
+        ),
+    ]
+    assert len({digest, *others}) == 1 + len(others)
+    assert {len(each) for each in (digest, *others)} == {32}
+    cache = PrefixCache()
+    cache.add(digest, 1)
+    for place in range(len(digest)):
+        nearly = bytes(byte ^ (at == place) for at, byte in enumerate(digest))
+        assert cache.find(nearly) is None
+    assert cache.find(digest) == 1
