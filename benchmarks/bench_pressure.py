@@ -41,6 +41,7 @@ from octavo.sources import resolve
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode
 from scheduler_svc.core.statistics import ReplicaStatistics
 from tests.worker.harness import RunnerShape, build_runner
+from worker_svc.device.workplace import spare_memory_bytes
 
 Figures = dict[str, object]
 BLOCK_SIZE = 16
@@ -191,7 +192,7 @@ def ways_to_preempt(options: argparse.Namespace) -> Figures:
     stored = None if source.is_gguf else json.loads((source.directory / "config.json").read_text()).get("torch_dtype")
     dtype = getattr(torch, resolve_dtype("auto", stored, collect_machine().cpu_flags))
     shape = RunnerShape(16, num_blocks, BLOCK_SIZE, 512, 512, num_host_blocks=4 * num_blocks)
-    runner = build_runner(source, shape, dtype, open_backend("auto", usable_cpus()))
+    runner = build_runner(source, shape, dtype, open_backend("auto", usable_cpus(), spare_bytes=spare_memory_bytes()))
     rates: dict[str, list[float]] = {mode.value: [] for mode in PreemptionMode}
     done: dict[str, dict[str, object]] = {}
     modes = deque(PreemptionMode)

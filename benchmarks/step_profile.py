@@ -29,6 +29,7 @@ from octavo.internal.v1 import types_pb2, worker_pb2
 from octavo.machine import usable_cpus
 from octavo.sources import resolve
 from tests.worker.harness import RunnerShape, build_runner
+from worker_svc.device.workplace import spare_memory_bytes
 from worker_svc.messages import step_result, token_batches
 from worker_svc.runner import Runner
 
@@ -183,7 +184,7 @@ def table(figures: list[Figure]) -> str:
 def build(options: argparse.Namespace) -> tuple[Runner, Stopwatch, Backend]:
     """A runner over the model whose kernels and decoder are timed."""
     watch = Stopwatch()
-    backend = open_backend(options.kernels, options.num_threads or usable_cpus())
+    backend = open_backend(options.kernels, options.num_threads or usable_cpus(), spare_bytes=spare_memory_bytes())
     num_slots = max(options.rows)
     max_model_len = options.context + options.steps + BLOCK_SIZE
     shape = RunnerShape(

@@ -15,13 +15,18 @@ _log = logging.getLogger(__name__)
 
 
 def open_backend(
-    name: str, num_threads: int | None, device: torch.device | None = None, batch_invariant: bool = False
+    name: str,
+    num_threads: int | None,
+    device: torch.device | None = None,
+    batch_invariant: bool = False,
+    spare_bytes: int | None = None,
 ) -> Backend:
     """The backend of that name with its thread count set (None: left as it is).
 
     "auto" is the Triton kernels for a CUDA `device`; for the CPU, which None means, it is the C++ kernels where they
     were built and load, else the reference, with a warning that gives the reason. `batch_invariant` is for the Triton
-    kernels: the others always try to be. Raises RuntimeError with the reason when "cpu" or "triton" is wanted and
+    kernels: the others always try to be. `spare_bytes` of main memory may hold second copies of weights that make steps
+    of few rows faster (None: a little). Raises RuntimeError with the reason when "cpu" or "triton" is wanted and
     cannot serve, ValueError for an unknown name.
     """
     if name not in BACKEND_CHOICES:
@@ -32,7 +37,7 @@ def open_backend(
         return _open_reference(num_threads)
     reason = _cpu_unavailable_reason()
     if reason is None:
-        return _open_cpu(num_threads)
+        return _open_cpu(num_threads, spare_bytes)
     if name == "cpu":
         raise RuntimeError(f"the cpu kernels cannot serve: {reason}")
     _log.warning("serving with the slow reference kernels, the cpu kernels cannot serve: %s", reason)
@@ -48,10 +53,10 @@ def _cpu_unavailable_reason() -> str | None:
     return unavailable_reason()
 
 
-def _open_cpu(num_threads: int | None) -> Backend:
+def _open_cpu(num_threads: int | None, spare_bytes: int | None) -> Backend:
     from kernels.cpu import CpuBackend
 
-    return CpuBackend(num_threads)
+    return CpuBackend(num_threads) if spare_bytes is None else CpuBackend(num_threads, max_coded_bytes=spare_bytes)
 
 
 def _open_triton(num_threads: int | None, device: torch.device | None, batch_invariant: bool) -> Backend:

@@ -36,6 +36,9 @@ from kernels.cpu import products, sampling
 from kernels.cpu.dtypes import DTYPE_CODES, dtype_code
 from kernels.cpu.extension import native, runnable_variants, variant_index
 
+# Enough for small models and tests; a worker says what its machine spares.
+DEFAULT_CODED_BYTES = 64 * 2**20
+
 
 class CpuBackend:
     """C++ kernels on the CPU. `info` is final once all weights are packed.
@@ -44,8 +47,11 @@ class CpuBackend:
     which uses those instructions.
     """
 
-    def __init__(self, num_threads: int | None = None, variant: str | None = None) -> None:
-        """`num_threads` None keeps torch's count; `variant` None takes the best that this processor runs.
+    def __init__(
+        self, num_threads: int | None = None, variant: str | None = None, max_coded_bytes: int = DEFAULT_CODED_BYTES
+    ) -> None:
+        """`num_threads` None keeps torch's count; `variant` None takes the best that this processor runs. Copies of
+        weights for steps of few rows take `max_coded_bytes` at most.
 
         Raises RuntimeError when the extension cannot serve, ValueError for a variant that does not run here.
         """
@@ -53,8 +59,9 @@ class CpuBackend:
         self._variant_index = variant_index(variant)
         self._variant = variant or runnable_variants()[0]
         self._doubts: dict[str, None] = {}
-        self._arena = products.Arena()
+        self._memory = products.PanelMemory(max_coded_bytes)
         self._kept_dtypes: set[torch.dtype] = set()
+        self._has_coded = False
         self._sampling: sampling.CheckedBatch | None = None
         self.set_num_threads(torch.get_num_threads() if num_threads is None else num_threads)
 
@@ -63,7 +70,8 @@ class CpuBackend:
         variant = f"{self._variant}+panels"
         if self._uses_onednn(torch.bfloat16):
             variant += f"+onednn_bf16_{torch.backends.cpu.get_cpu_capability().lower()}"
-        kept = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in self._kept_dtypes))
+        names = (str(dtype).removeprefix("torch.") for dtype in self._kept_dtypes)
+        kept = ", ".join(sorted(f"{n} and 12 bits" if n == "bfloat16" and self._has_coded else n for n in names))
         return BackendInfo("cpu", variant, not self._doubts, "; ".join(self._doubts), kept)
 
     @property
@@ -168,8 +176,9 @@ class CpuBackend:
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
         if not self._uses_onednn(weight.dtype):
-            own = products.pack(self._context, weight, bias, self._arena)
+            own = products.pack(self._context, weight, bias, self._memory)
             self._kept_dtypes.add(own.stored_dtype)
+            self._has_coded |= own.coded_panels is not None
             return own
         packed, doubt = linears.pack(weight, bias)
         self._kept_dtypes.add(packed.compute_dtype)

@@ -21,7 +21,7 @@ from kernels.cpu.plan import CpuPlan
 from kernels.cpu.products import CpuLinear
 
 # LayerWeights of src/abi.h: four matrices, six norms, the rotation and the attention.
-_LAYER = struct.Struct("=" + 4 * "qqqqq" + 6 * "qq" + "qqqq" + "ddd")
+_LAYER = struct.Struct("=" + 4 * "qqqqqq" + 6 * "qq" + "qqqq" + "ddd")
 
 
 @dataclass(frozen=True)
@@ -149,8 +149,8 @@ def _check(layer: FusableLayer, hidden_size: int, head_dim: int, dtype: torch.dt
 def _packed(layer: FusableLayer) -> bytes:
     matrices = []
     for matrix in _matrices(layer):
-        columns, depth, _, stored, panels, bias = matrix.shape_arguments
-        matrices += [columns, depth, stored, panels, bias]
+        columns, depth, _, stored, panels, coded, bias = matrix.shape_arguments
+        matrices += [columns, depth, stored, panels, coded, bias]
     qk = (None, None) if layer.qk_norm is None else (layer.qk_norm.q_weight, layer.qk_norm.k_weight)
     norms = (*qk, layer.attention_out_norm, layer.mlp_norm, layer.mlp_out_norm, layer.next_norm)
     weights = [

@@ -12,11 +12,14 @@ import torch
 
 from kernels.api import Backend
 from kernels.select import open_backend
+from octavo.machine import free_memory_bytes
 from octavo.process import StartError
 from worker_svc.config import WorkerConfig
 from worker_svc.device.api import Device
 from worker_svc.device.choice import choose_device, open_device
 from worker_svc.device.memory import CudaMeter, Meter
+
+_SPARE_SHARE = 16
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,14 @@ def open_workplace(config: WorkerConfig, local_rank: int, num_cpus: int) -> Work
     device = open_device(torch_device, config)
     meter = None if torch_device.type == "cpu" else CudaMeter(torch_device)
     try:
-        backend = open_backend(config.kernels, config.num_threads or num_cpus, torch_device, config.batch_invariant)
+        backend = open_backend(
+            config.kernels, config.num_threads or num_cpus, torch_device, config.batch_invariant, spare_memory_bytes()
+        )
     except (RuntimeError, ValueError) as error:
         raise StartError(f"--kernels {config.kernels}: {error}") from error
     return Workplace(device, backend, meter)
+
+
+def spare_memory_bytes() -> int:
+    """Of the main memory that is free now, what may go to copies of weights that only make steps faster."""
+    return free_memory_bytes() // _SPARE_SHARE

@@ -58,6 +58,7 @@ struct LinearArgs {
     int64_t rows, columns, depth;
     int dtype, panel_dtype;
     const void* panels;
+    const void* coded;  // the same weights in coded panels, or null
     const float* bias;  // null: none
 };
 
@@ -92,7 +93,7 @@ struct AttentionArgs {
 // A matrix as `LinearArgs` has it, but for the rows.
 struct Matrix {
     int64_t columns, depth, panel_dtype;
-    const void* panels;
+    const void *panels, *coded;
     const float* bias;
 };
 
@@ -164,6 +165,7 @@ struct Kernels {
     void (*soft_cap)(const SoftCapArgs&, int threads);
     int (*narrowest)(const PackArgs&, int threads);
     void (*pack)(const PackArgs&, int threads);
+    int64_t (*pack_coded)(const PackArgs&, int64_t capacity, int threads);
     void (*linear)(const LinearArgs&, int threads);
     void (*rope_write_kv)(const RopeArgs&, int threads);
     void (*attention)(const AttentionArgs&, int threads);
@@ -179,6 +181,7 @@ enum ScratchSlot {
     kTaskScratch,
     kAttentionScratch,
     kInputScratch,
+    kPanelScratch,
     kLayerScratch,
     kStageScratch,
     kNumScratchSlots

@@ -1,13 +1,25 @@
 // Weight matrices as the products read them: panels of 32 columns, interleaved over depth.
 //
 // A panel holds, for each depth k, the weights of its columns side by side (in bf16 a cache line), in the narrowest type
-// that gives each of them back exactly; they are widened in registers. Columns past the matrix's are zero.
+// that gives each of them back exactly, and bf16 in fewer bits still (CodedPanel); they are widened in registers. Columns
+// past the matrix's are zero.
 #pragma once
 #include "dense.h"
 
-struct Bf16Panel {
-    using Element = uint16_t;
-    INLINE F16 weights(const Element* at) { return unpack_bf16(at); }
+constexpr int kHalves = 2;
+constexpr int kPanelColumns = kHalves * kLanes;
+constexpr int64_t num_panels(int64_t columns) { return (columns + kPanelColumns - 1) / kPanelColumns; }
+constexpr int64_t whole_lines(int64_t num_bytes) { return (num_bytes + 63) / 64 * 64; }
+
+// What panels of one number a weight have in common.
+template <class Number>
+struct PlainPanel {
+    using Element = Number;
+    static constexpr int64_t bytes(int64_t depth) { return depth * kPanelColumns * sizeof(Number); }
+};
+
+struct Bf16Panel : PlainPanel<uint16_t> {
+    INLINE F16 weights(const Element* at) { return widen_bf16(hload(at)); }
     static int place(int column) { return bf16_place(column); }
     INLINE Element narrow(float x) {
         uint32_t raw;
@@ -16,8 +28,7 @@ struct Bf16Panel {
     }
 };
 
-struct F16Panel {
-    using Element = uint16_t;
+struct F16Panel : PlainPanel<uint16_t> {
     INLINE F16 weights(const Element* at) { return load_half(at); }
     static int place(int column) { return column; }
     INLINE Element narrow(float x) {
@@ -27,20 +38,15 @@ struct F16Panel {
     }
 };
 
-struct F32Panel {
-    using Element = float;
+struct F32Panel : PlainPanel<float> {
     INLINE F16 weights(const Element* at) { return load(at); }
     static int place(int column) { return column; }
     INLINE Element narrow(float x) { return x; }
 };
 
-constexpr int kHalves = 2;
-constexpr int kPanelColumns = kHalves * kLanes;
-constexpr int64_t num_panels(int64_t columns) { return (columns + kPanelColumns - 1) / kPanelColumns; }
 
 template <class Panel>
-static void pack_panel(const octavo::PackArgs& a, int64_t panel) {
-    auto to = static_cast<typename Panel::Element*>(a.panels) + panel * a.depth * kPanelColumns;
+static void pack_panel(const octavo::PackArgs& a, int64_t panel, typename Panel::Element* to) {
     const size_t row_bytes = a.depth * dtype_size(a.dtype);
     for (int c = 0; c < kPanelColumns; c++) {
         int64_t column = panel * kPanelColumns + c;
@@ -83,10 +89,15 @@ static int narrowest(const octavo::PackArgs& a, int threads) {
     return octavo::kF32;
 }
 
+template <class Panel>
+static void pack_as(const octavo::PackArgs& a, Walk& walk) {
+    auto panels = static_cast<typename Panel::Element*>(a.panels);
+    parallel_for(walk, num_panels(a.columns),
+                 [&](int64_t panel) { pack_panel<Panel>(a, panel, panels + panel * a.depth * kPanelColumns); });
+}
+
 static void pack(const octavo::PackArgs& a, Walk& walk) {
-    parallel_for(walk, num_panels(a.columns), [&](int64_t panel) {
-        if (a.panel_dtype == octavo::kBf16) pack_panel<Bf16Panel>(a, panel);
-        if (a.panel_dtype == octavo::kF16) pack_panel<F16Panel>(a, panel);
-        if (a.panel_dtype == octavo::kF32) pack_panel<F32Panel>(a, panel);
-    });
+    if (a.panel_dtype == octavo::kBf16) pack_as<Bf16Panel>(a, walk);
+    if (a.panel_dtype == octavo::kF16) pack_as<F16Panel>(a, walk);
+    if (a.panel_dtype == octavo::kF32) pack_as<F32Panel>(a, walk);
 }

@@ -42,12 +42,6 @@ INLINE I16 lane_numbers() {
 INLINE F16 low_bf16(I16 words) { return from_bits(shl<16>(words)); }
 INLINE F16 high_bf16(I16 words) { return from_bits(iand(words, iset1(static_cast<int32_t>(0xFFFF0000)))); }
 
-#if !defined(__AVX2__) || defined(__AVX512F__)
-// Sixteen stored bf16; where column i of them lies.
-constexpr int bf16_place(int column) { return column; }
-INLINE F16 unpack_bf16(const uint16_t* p) { return low_bf16(iload_u16(p)); }
-#endif
-
 // The bf16 bits of x, rounded to nearest even; NaN stays NaN.
 INLINE I16 to_bf16(F16 x) {
     I16 raw = bits(x);

@@ -35,12 +35,30 @@ INLINE void store_half(uint16_t* p, F16 x) {
     _mm_storeu_si128(q + 1, _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
 }
 
-// Sixteen bf16 stored so that widening takes one instruction a register: column i and i + 8 share a word.
+// Sixteen bf16 as panels store them, so that widening takes one instruction a register: column i and i + 8 share a word.
+struct H16 { __m256i v; };
 constexpr int bf16_place(int column) { return column % 8 * 2 + column / 8; }
-INLINE F16 unpack_bf16(const uint16_t* p) {
-    __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-    __m256i high = _mm256_and_si256(words, _mm256_set1_epi32(static_cast<int32_t>(0xFFFF0000)));
-    return {_mm256_castsi256_ps(_mm256_slli_epi32(words, 16)), _mm256_castsi256_ps(high)};
+INLINE H16 hload(const uint16_t* p) { return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))}; }
+INLINE void hstore(uint16_t* p, H16 x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x.v); }
+INLINE F16 widen_bf16(H16 x) {
+    __m256i high = _mm256_and_si256(x.v, _mm256_set1_epi32(static_cast<int32_t>(0xFFFF0000)));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(x.v, 16)), _mm256_castsi256_ps(high)};
+}
+
+// A depth of a coded panel (coded_panels.h); which of its low bytes, and of its codes, are column i's.
+struct Table { __m256i v; };
+constexpr int coded_place(int column) {
+    return column % 8 / 4 * 16 + column / 16 * 8 + column % 4 * 2 + column % 16 / 8;
+}
+INLINE Table load_table(const uint8_t* p) {
+    return {_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+INLINE void decode_bf16(const uint8_t* p, Table table, H16 weights[2]) {
+    __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    __m256i pairs = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 32)));
+    __m256i codes = _mm256_srlv_epi32(pairs, _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4));
+    __m256i high = _mm256_shuffle_epi8(table.v, _mm256_and_si256(codes, _mm256_set1_epi8(15)));
+    weights[0].v = _mm256_unpacklo_epi8(low, high), weights[1].v = _mm256_unpackhi_epi8(low, high);
 }
 
 INLINE F16 add(F16 x, F16 y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }

@@ -23,6 +23,26 @@ INLINE void store_half(uint16_t* p, F16 x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT));
 }
 
+struct H16 { __m256i v; };
+constexpr int bf16_place(int column) { return column; }
+INLINE H16 hload(const uint16_t* p) { return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))}; }
+INLINE void hstore(uint16_t* p, H16 x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x.v); }
+INLINE F16 widen_bf16(H16 x) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x.v), 16))}; }
+
+struct Table { __m256i v; };
+constexpr int coded_place(int column) { return column; }
+INLINE Table load_table(const uint8_t* p) {
+    return {_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+INLINE void decode_bf16(const uint8_t* p, Table table, H16 weights[2]) {
+    __m256i pairs = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 32)));
+    __m256i codes = _mm256_srlv_epi32(pairs, _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4));
+    __m256i high = _mm256_shuffle_epi8(table.v, _mm256_and_si256(codes, _mm256_set1_epi8(15)));
+    __m512i low = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    __m512i words = _mm512_or_si512(low, _mm512_slli_epi16(_mm512_cvtepu8_epi16(high), 8));
+    weights[0].v = _mm512_castsi512_si256(words), weights[1].v = _mm512_extracti64x4_epi64(words, 1);
+}
+
 INLINE F16 add(F16 x, F16 y) { return {_mm512_add_ps(x.v, y.v)}; }
 INLINE F16 sub(F16 x, F16 y) { return {_mm512_sub_ps(x.v, y.v)}; }
 INLINE F16 mul(F16 x, F16 y) { return {_mm512_mul_ps(x.v, y.v)}; }

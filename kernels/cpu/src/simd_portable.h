@@ -26,6 +26,23 @@ INLINE void istore_u16(uint16_t* p, I16 x) {
     __builtin_memcpy(p, &h, 32);
 }
 
+struct H16 { NativeH16 v; };
+constexpr int bf16_place(int column) { return column; }
+INLINE H16 hload(const uint16_t* p) { H16 x; __builtin_memcpy(&x, p, 32); return x; }
+INLINE void hstore(uint16_t* p, H16 x) { __builtin_memcpy(p, &x, 32); }
+INLINE F16 widen_bf16(H16 x) {
+    return {(NativeF16)((NativeU16)__builtin_convertvector(x.v, NativeI16) << 16)};
+}
+
+struct Table { const uint8_t* bytes; };
+constexpr int coded_place(int column) { return column; }
+INLINE Table load_table(const uint8_t* p) { return {p}; }
+INLINE void decode_bf16(const uint8_t* p, Table table, H16 weights[2]) {
+    uint16_t values[32];
+    for (int i = 0; i < 32; i++) values[i] = p[i] | table.bytes[p[32 + i % 16] >> i / 16 * 4 & 15] << 8;
+    __builtin_memcpy(weights, values, sizeof values);
+}
+
 INLINE F16 add(F16 x, F16 y) { return {x.v + y.v}; }
 INLINE F16 sub(F16 x, F16 y) { return {x.v - y.v}; }
 INLINE F16 mul(F16 x, F16 y) { return {x.v * y.v}; }

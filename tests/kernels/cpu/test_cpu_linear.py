@@ -75,8 +75,49 @@ def test_weights_kept_in_16_bits_lose_nothing(variant: str, kept: torch.dtype) -
     backend = CpuBackend(1, variant)
     packed, packed_wide = pack(backend, narrow), pack(backend, wide)
     assert (packed.stored_dtype, packed_wide.stored_dtype) == (kept, FP32)
-    assert backend.info.kept_weights == ", ".join(sorted(str(dtype)[6:] for dtype in (kept, FP32)))
+    name = {BF16: "bfloat16 and 12 bits", FP16: "float16"}[kept]
+    assert backend.info.kept_weights == ", ".join(sorted((name, "float32")))
     assert torch.equal(backend.linear(x, packed), backend.linear(x, packed_wide)[:, :64])
+
+
+def spread(columns: int, depth: int, zeros: float, seed: int) -> Tensor:
+    """bf16 weights whose columns differ in scale, a share of them zero."""
+    scales = torch.exp2(randn(columns, 1, seed=seed))
+    kept = torch.rand(columns, depth, generator=torch.Generator().manual_seed(seed + 1)) >= zeros
+    return (randn(columns, depth, seed=seed + 2) * scales * kept).to(BF16)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+@pytest.mark.parametrize("zeros", [0.0, 0.02])
+@pytest.mark.parametrize(("columns", "depth"), SHAPES)
+def test_coded_weights_give_the_bits_of_plain_ones(
+    variant: str, dtype: torch.dtype, zeros: float, columns: int, depth: int
+) -> None:
+    weight = spread(columns, depth, zeros, seed=17).to(dtype)
+    # Numbers that no table of the others' high bytes holds: depths with them are kept apart, the first and last too.
+    for k in (0, depth // 2, depth - 1):
+        weight[k % columns, k] = -(2.0**-100)
+    x = randn(7, depth, seed=18).to(dtype)
+    for num_threads in (1, 2):
+        backend, plain = CpuBackend(num_threads, variant), CpuBackend(num_threads, variant, max_coded_bytes=0)
+        packed, packed_plain = pack(backend, weight), pack(plain, weight)
+        assert packed.coded_panels is not None
+        assert packed_plain.coded_panels is None
+        assert len(packed.coded_panels) < 0.9 * len(packed.panels)
+        assert "12 bits" in backend.info.kept_weights
+        assert "12 bits" not in plain.info.kept_weights
+        for count in range(1, 8):
+            assert torch.equal(backend.linear(x[:count], packed), plain.linear(x[:count], packed_plain)), count
+
+
+def test_what_codes_do_not_shorten_is_kept_once(backend: CpuBackend) -> None:
+    """High bytes all over, or no memory left for a second copy."""
+    exponents = torch.randint(-60, 60, (64, 100), generator=torch.Generator().manual_seed(19))
+    assert pack(backend, torch.exp2(exponents.float())).coded_panels is None
+    weights = [randn(64, 100, seed=seed).to(BF16).float() for seed in (20, 21, 22)]
+    scarce = CpuBackend(1, backend.info.variant.split("+")[0], max_coded_bytes=3 * 64 * 100)
+    copies = [pack(scarce, weight).coded_panels for weight in weights]
+    assert [copy is not None for copy in copies] == [True, False, False]
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16])

@@ -1,0 +1,112 @@
+// Panels of bf16 in twelve bits a weight instead of sixteen, without loss.
+//
+// The weights of a matrix lie within few powers of two, so their high bytes (the sign and most of the exponent) are
+// mostly the same few. A panel begins with a table of its sixteen most frequent ones; a depth then takes the low bytes of
+// its 32 columns and 32 codes of four bits into the table. Depths that need a byte outside the table are few: what their
+// codes give means nothing, and the true bf16 lie behind all panels, after the list of those depths.
+#pragma once
+#include "panels.h"
+
+struct CodedPanel {
+    uint8_t table[16];
+    // Where the list of depths kept apart begins, counted from the first panel, and how many they are.
+    int64_t apart_offset, num_apart;
+    char unused[32];
+
+    static constexpr int64_t kStepBytes = kPanelColumns + kPanelColumns / 2;
+    static constexpr int64_t kApartStepBytes = kPanelColumns * sizeof(uint16_t);
+
+    static constexpr int64_t bytes(int64_t depth) { return whole_lines(sizeof(CodedPanel) + depth * kStepBytes); }
+    // Of the list, which ends with the panel's depth; its steps follow it.
+    static constexpr int64_t list_bytes(int64_t num_apart) { return whole_lines((num_apart + 1) * sizeof(int32_t)); }
+    INLINE_MEMBER const uint8_t* steps() const { return reinterpret_cast<const uint8_t*>(this + 1); }
+
+    // A panel's depths kept apart, ascending, and their weights as Bf16Panel has them.
+    struct Apart {
+        const int32_t* depths;
+        const uint16_t* steps;
+    };
+    INLINE_MEMBER Apart apart(const void* panels) const {
+        const char* list = static_cast<const char*>(panels) + apart_offset;
+        return {reinterpret_cast<const int32_t*>(list),
+                reinterpret_cast<const uint16_t*>(list + list_bytes(num_apart))};
+    }
+};
+static_assert(sizeof(CodedPanel) == 64, "steps begin at a cache line");
+
+// The codes of a panel's high bytes: 0 to 15, or kNoCode.
+constexpr uint8_t kNoCode = 255;
+struct Codes {
+    uint8_t of[256];
+
+    // Fills `table` with the most frequent high bytes of `count` bf16.
+    Codes(const uint16_t* weights, int64_t count, uint8_t* table) {
+        int64_t seen[256] = {};
+        for (int64_t i = 0; i < count; i++) seen[weights[i] >> 8]++;
+        __builtin_memset(of, kNoCode, sizeof of);
+        for (int code = 0; code < 16; code++) {
+            int most = 0;
+            for (int byte = 1; byte < 256; byte++) most = seen[byte] > seen[most] ? byte : most;
+            table[code] = static_cast<uint8_t>(most);
+            if (seen[most]) of[most] = static_cast<uint8_t>(code);
+            seen[most] = 0;
+        }
+    }
+};
+
+// Codes one depth's weights; false where one has no code.
+static bool code_step(const uint16_t* weights, const Codes& codes, uint8_t* to) {
+    uint8_t in_place[kPanelColumns], missing = 0;
+    for (int c = 0; c < kPanelColumns; c++) {
+        const uint16_t weight = weights[c / kLanes * kLanes + bf16_place(c % kLanes)];
+        const int place = coded_place(c);
+        to[place] = static_cast<uint8_t>(weight);
+        in_place[place] = codes.of[weight >> 8];
+        missing |= in_place[place];
+    }
+    for (int i = 0; i < 16; i++) to[kPanelColumns + i] = (in_place[i] & 15) | in_place[i + 16] << 4;
+    return missing < 16;
+}
+
+// Codes a panel. `end` is where the bytes in use end so far: what is kept apart goes there. False where it would pass
+// `capacity`.
+static bool code_panel(const octavo::PackArgs& a, int64_t panel, int64_t capacity, int64_t* end) {
+    const int64_t items = a.depth * kPanelColumns;
+    auto weights = static_cast<uint16_t*>(
+        octavo::thread_scratch(octavo::kPanelScratch, items * sizeof(uint16_t) + (a.depth + 1) * sizeof(int32_t)));
+    auto depths = reinterpret_cast<int32_t*>(weights + items);
+    pack_panel<Bf16Panel>(a, panel, weights);
+    auto base = static_cast<char*>(a.panels);
+    auto to = reinterpret_cast<CodedPanel*>(base + panel * CodedPanel::bytes(a.depth));
+    const Codes codes(weights, items, to->table);
+    auto steps = reinterpret_cast<uint8_t*>(to + 1);
+    int64_t apart = 0;
+    for (int64_t k = 0; k < a.depth; k++)
+        if (!code_step(weights + k * kPanelColumns, codes, steps + k * CodedPanel::kStepBytes))
+            depths[apart++] = static_cast<int32_t>(k);
+    depths[apart] = static_cast<int32_t>(a.depth);
+    const int64_t list_bytes = CodedPanel::list_bytes(apart), bytes = list_bytes + apart * CodedPanel::kApartStepBytes;
+    to->num_apart = apart, to->apart_offset = __atomic_fetch_add(end, bytes, __ATOMIC_RELAXED);
+    if (to->apart_offset + bytes > capacity) return false;
+    char* list = base + to->apart_offset;
+    __builtin_memcpy(list, depths, (apart + 1) * sizeof(int32_t));
+    for (int64_t i = 0; i < apart; i++)
+        __builtin_memcpy(list + list_bytes + i * CodedPanel::kApartStepBytes, weights + depths[i] * kPanelColumns,
+                         CodedPanel::kApartStepBytes);
+    return true;
+}
+
+// Packs a matrix of bf16, whatever type it comes in, into coded panels of at most `capacity` bytes; returns the bytes
+// used, or 0 where so many do not suffice.
+static int64_t pack_coded(const octavo::PackArgs& a, int64_t capacity, int threads) {
+    const int64_t panels = num_panels(a.columns);
+    int64_t end = panels * CodedPanel::bytes(a.depth);
+    int too_many = end > capacity;
+    in_team(threads, 1, [&](Walk& walk) {
+        parallel_for(walk, panels, [&](int64_t panel) {
+            if (!__atomic_load_n(&too_many, __ATOMIC_RELAXED) && !code_panel(a, panel, capacity, &end))
+                __atomic_store_n(&too_many, 1, __ATOMIC_RELAXED);
+        });
+    });
+    return too_many ? 0 : end;
+}
