@@ -104,7 +104,10 @@ class CpuBackend:
     # Attention
 
     def plan_attention(self, batch: RaggedBatch, cache: KVCache) -> AttentionPlan:
-        return plans.plan_attention(batch, cache.spec)
+        own_cache = _own_cache(cache)
+        plan = plans.plan_attention(batch, own_cache.spec)
+        own_cache.pages.reach(int(plan.slots.max()) // own_cache.spec.block_size)
+        return plan
 
     def rope_write_kv(
         self,

@@ -17,6 +17,7 @@ from kernels.api import KV_PARTITION, KVCacheSpec
 from kernels.blocks import block_index, check_canonical, check_copy
 from kernels.cpu.dtypes import dtype_code
 from kernels.cpu.extension import native
+from kernels.cpu.pages import PagesAhead
 
 # Positions of a key tile.
 _TILE = 16
@@ -31,6 +32,7 @@ class CpuCache:
     data: Tensor
     # Address and shape of each layer as the kernels take them.
     layers: tuple[tuple[int, int, int, int, int, int], ...]
+    pages: PagesAhead
 
     def layer_arguments(self, layer: int) -> tuple[int, int, int, int, int, int]:
         """Raises ValueError for a layer that the cache does not have."""
@@ -58,7 +60,7 @@ def allocate(spec: KVCacheSpec) -> CpuCache:
     stride = data.stride(0) * data.element_size()
     shape_arguments = (spec.num_blocks, spec.block_size, spec.num_kv_heads, spec.head_dim, code)
     layers = tuple((data.data_ptr() + layer * stride, *shape_arguments) for layer in range(spec.num_layers))
-    return CpuCache(spec, data, layers)
+    return CpuCache(spec, data, layers, PagesAhead(data))
 
 
 def _zero_pages(num_elements: int, dtype: torch.dtype) -> Tensor:
