@@ -117,6 +117,8 @@ def serving(model: str, *options: str) -> Iterator[Stack]:
     """A stack that is ready, and gone afterwards."""
     with starting(model, *options) as stack:
         stack.wait_until_ready()
+        # From here on what dies is started again; before, it ends the stack.
+        eventually(lambda: "Talk to it" in stack.log, _START_LIMIT_S, "the supervisor has seen it")
         yield stack
 
 

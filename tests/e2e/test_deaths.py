@@ -78,6 +78,26 @@ def test_f44_readiness_follows_the_worker(mortal: Stack) -> None:
     mortal.wait_until_ready()
 
 
+def test_f44_a_worker_that_stands_still_is_not_ready_until_it_goes_on(mortal: Stack) -> None:
+    """Its connection lives and it does nothing: SIGSTOP in the middle of a stream, then SIGCONT."""
+    mortal.wait_until_ready()
+    with Client(mortal.grpc) as client:
+        undisturbed = client.generate(PROMPT, **OPTIONS, temperature=0)
+        stream = client.generate(PROMPT, **OPTIONS, temperature=0, stream=True)
+        deltas = iter(stream)
+        text = next(deltas).text
+        kill(mortal, "worker", signal.SIGSTOP)
+        try:
+            eventually(lambda: mortal.ready()[0] == 503, 60.0, "not ready while the worker stands still")
+            with pytest.raises(Unavailable, match="no replica of"):
+                client.generate(PROMPT)
+        finally:
+            kill(mortal, "worker", signal.SIGCONT)
+        text += "".join(delta.text for delta in deltas)
+    assert text == undisturbed.text
+    mortal.wait_until_ready()
+
+
 def test_f46_one_ctrl_c_drains(mortal: Stack) -> None:
     mortal.wait_until_ready()
     got: list[int] = []

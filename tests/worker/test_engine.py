@@ -15,7 +15,7 @@ from tests.fakes.scripted_model import ScriptedModel
 from tests.fakes.token_sink import TokenSink, token_sink
 from tests.worker.harness import sampling
 from worker_svc.attach import Inbox, SchedulerLink, Stop
-from worker_svc.engine import Engine
+from worker_svc.engine import Engine, InFlight
 from worker_svc.runner import Runner
 from worker_svc.token_outlet import TokenOutlet
 
@@ -184,3 +184,53 @@ def test_tokens_of_a_router_that_is_gone_are_reported(stack: Stack, parrot: Scri
     result = worker.result()
     assert list(result.undelivered_rows) == [0]
     assert list(result.token_ids) == [parrot.script_ids[1]]
+
+
+@dataclass
+class Failing:
+    """A runner with a defect, in the step of this number."""
+
+    inner: Runner
+    step: int
+
+    @property
+    def num_live_rows(self) -> int:
+        return self.inner.num_live_rows
+
+    def reset(self) -> None:
+        self.inner.reset()
+
+    def launch(self, plan: worker_pb2.StepPlan) -> InFlight:
+        if plan.step == self.step:
+            raise ZeroDivisionError("a defect")
+        return self.inner.launch(plan)
+
+
+def test_f44_a_defect_in_a_step_ends_the_loop_and_the_connection(parrot_runner: Runner, parrot: ScriptedModel) -> None:
+    """No loop that goes on half, none that hangs while pings are answered: the process ends, and is seen to be gone."""
+    scheduler, outlet = AttachServer(), TokenOutlet()
+    inbox: Inbox = SimpleQueue()
+    engine, raised = Engine(Failing(parrot_runner, step=2), outlet, inbox), SimpleQueue[BaseException]()
+
+    def run(link: SchedulerLink) -> None:
+        """As the process does it."""
+        try:
+            engine.run(lambda: False)
+        except ZeroDivisionError as error:
+            raised.put(error)
+        finally:
+            link.close()
+
+    with serving(scheduler, free_address()) as address, token_sink() as sink:
+        link = SchedulerLink(address, inbox)
+        thread = threading.Thread(target=run, args=(link,))
+        link.start()
+        thread.start()
+        worker, incarnation = ready(Stack(scheduler, link, inbox, thread, sink))
+        worker.tell(plan=first_plan(incarnation, parrot))
+        assert worker.result().step == 1
+        worker.tell(plan=next_plan(incarnation, 2))
+        assert str(raised.get(timeout=WAIT_S)) == "a defect"
+        assert worker.hear() is None
+        thread.join(WAIT_S)
+        outlet.close()
