@@ -246,5 +246,54 @@ async def test_f48_frequent_pings_during_silence_are_no_offence(model_dir: Path)
         assert ACCEPTED_PING_INTERVAL_S < 10
 
 
-def _frame(kind: int, payload: bytes) -> bytes:
-    return len(payload).to_bytes(3, "big") + bytes([kind, 0, 0, 0, 0, 0]) + payload
+@in_loop
+async def test_f48_a_call_outlasts_any_silence_whose_pings_go_on(model_dir: Path) -> None:
+    """A call by hand: nine pings, those of ninety seconds, before its first token; then the answer, and its end."""
+    settings, headers, data, ping, goaway = 4, 1, 0, 6, 7
+    may_speak = asyncio.Event()
+    async with stack(model_dir) as made:
+
+        async def wait(attempt: Attempt) -> None:
+            await may_speak.wait()
+            await speak(made.ids("ok"))(attempt)
+
+        made.scheduler.behave = wait
+        reader, writer = await asyncio.open_connection("127.0.0.1", made.router.grpc_port)
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(settings, b""))
+        named = {
+            ":method": "POST",
+            ":scheme": "http",
+            ":path": f"/{SERVICE_NAME}/Generate",
+            ":authority": "x",
+            "te": "trailers",
+            "content-type": "application/grpc",
+        }
+        fields = b"".join(b"\0" + _text(name) + _text(value) for name, value in named.items())
+        writer.write(_frame(headers, fields, flags=4, stream=1))
+        message = pb.GenerateRequest(text="a").SerializeToString()
+        writer.write(_frame(data, b"\0" + len(message).to_bytes(4, "big") + message, flags=1, stream=1))
+        num_pings, acknowledged, body, is_over = 9, 0, b"", False
+        for count in range(num_pings):
+            writer.write(_frame(ping, count.to_bytes(8, "big")))
+        while not is_over:
+            head = await reader.readexactly(9)
+            payload = await reader.readexactly(int.from_bytes(head[:3], "big"))
+            kind, flags = head[3], head[4]
+            assert kind != goaway, payload
+            acknowledged += kind == ping and flags == 1
+            if acknowledged == num_pings:
+                may_speak.set()
+            body += payload if kind == data else b""
+            is_over = kind == headers and flags & 1 == 1
+        writer.close()
+    assert b"o" in body
+    assert acknowledged == num_pings
+
+
+def _frame(kind: int, payload: bytes, flags: int = 0, stream: int = 0) -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+
+def _text(text: str) -> bytes:
+    """A short literal of HPACK, as it is."""
+    return bytes([len(text)]) + text.encode()
