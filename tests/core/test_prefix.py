@@ -71,6 +71,31 @@ def test_f70_another_tenant_learns_nothing_of_a_cached_prompt_whatever_its_salt(
         assert cached(run_one(house, secret, tenant="a", cache_salt=salt)) == 36
 
 
+@pytest.mark.parametrize("is_running", [False, True], ids=["cached", "being computed"])
+def test_f70_a_right_guess_takes_the_steps_of_a_wrong_one(is_running: bool) -> None:
+    """Neither what another tenant has computed nor what it is computing makes a prompt quicker, or lets it wait."""
+    secret, wrong = list(range(40)), list(range(60, 100))
+    seen = set()
+    for guess in (secret, wrong):
+        for salt in ("", "a's"):
+            house = House()
+            house.attach(spec(block_size=4, num_device_blocks=400, max_step_tokens=16, num_slots=8))
+            owner = house.submit(secret, max_tokens=3, tenant="a", cache_salt="a's")
+            for _ in range(1 if is_running else 10):
+                house.step()
+            assert owner.is_live == is_running
+            probe = house.submit(guess, max_tokens=1, tenant="b", cache_salt=salt)
+            num_steps = 0
+            while not probe.received:
+                house.step()
+                num_steps += 1
+            seen.add((num_steps, cached(probe), house.scheduler.statistics().replicas[0].num_computed_tokens))
+            house.drain()
+            house.check_outcomes()
+    assert len(seen) == 1
+    assert {num_cached for _, num_cached, _ in seen} == {0}
+
+
 def test_tenants_share_by_the_operators_setting_alone_and_a_salt_still_narrows() -> None:
     house = House(CoreLimits(tenants_share_prefixes=True))
     house.attach(spec(block_size=4))
