@@ -23,10 +23,11 @@ SCRIPT = Script(
         "chat_template": "{% for m in messages %}" + TURN + "{{ m.role }} {{ m.content }}{% endfor %}" + TURN + ":"
     },
 )
+BLOCK_SIZE = 16
 NUM_SPOKEN_TOKENS = 6
 """Those of SPOKEN, and the end token."""
 
-CONTEXT, SMALL_POOL_BLOCKS = 512, 40
+CONTEXT, SMALL_POOL_BLOCKS, CHUNK_TOKENS = 512, 40, 32
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -45,9 +46,10 @@ def parrot_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @pytest.fixture(scope="session")
 def crowd_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A random model in fp32 with a pool for few sequences."""
+    """A random model in fp32 with a pool for few sequences, and steps that take a long prompt in many chunks."""
     model = write_tiny_llama(tmp_path_factory.mktemp("cases") / "crowd", TinyLlama(max_positions=CONTEXT))
-    options = ("--num-kv-blocks", str(SMALL_POOL_BLOCKS), "--block-size", "16", "--num-threads", "1")
+    options = ["--num-kv-blocks", str(SMALL_POOL_BLOCKS), "--block-size", str(BLOCK_SIZE), "--num-threads", "1"]
+    options += ["--max-num-batched-tokens", str(CHUNK_TOKENS), "--max-num-seqs", str(CHUNK_TOKENS)]
     with serving(str(model), *options) as running:
         yield running
 

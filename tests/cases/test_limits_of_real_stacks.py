@@ -18,7 +18,7 @@ from octavo.v1 import inference_pb2 as pb
 from octavo.v1 import inference_pb2_grpc as pb_grpc
 from tests.cases.asking import Asker
 from tests.cases.conftest import CONTEXT
-from tests.e2e.stack import children_of, listeners_of
+from tests.e2e.stack import children_of, listeners_of, resident_bytes
 from tests.fakes.tiny_llama import TINY_VOCAB_SIZE, TinyLlama
 
 VOCABULARY = TINY_VOCAB_SIZE + TinyLlama().padding_rows
@@ -219,6 +219,14 @@ def test_f62_f64_what_no_model_here_can_do_is_said(crowd: Asker) -> None:
     for path, body in (("/v1/embeddings", {"input": ["a"]}), ("/v1/rerank", {"query": "q", "documents": ["a"]})):
         answer = crowd.post(path, body)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "model")
+    with grpc.insecure_channel(crowd.stack.grpc) as channel:
+        for name in ("Embed", "Rerank"):
+            method: Any = channel.unary_unary(f"/octavo.v1.InferenceService/{name}")
+            with pytest.raises(grpc.RpcError) as refused:
+                method(b"")
+            failure: Any = refused.value
+            assert failure.code() is grpc.StatusCode.UNIMPLEMENTED
+            assert "generate text" in failure.details()
 
 
 def test_f72_no_path_writes_texts_to_the_log(crowd: Asker) -> None:
@@ -252,6 +260,11 @@ def test_f30_a_long_body_is_refused_and_health_answers_meanwhile(crowd: Asker) -
     sender.join()
     assert statuses == [413, 413]
     assert num_answers, "health answered meanwhile"
+    # What was sent is not kept: the same again leaves the router as large as it is now.
+    before_bytes = resident_bytes(crowd.stack.pid_of("router"))
+    for body in bodies * 3:
+        assert crowd.post("/v1/completions", body).status_code == 413
+    assert resident_bytes(crowd.stack.pid_of("router")) - before_bytes < len(bodies[-1])
 
 
 GARBAGE = (

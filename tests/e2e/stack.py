@@ -175,6 +175,12 @@ def listeners_of(pid: int) -> list[tuple[str, int]]:
     return found
 
 
+def resident_bytes(pid: int) -> int:
+    """Memory that a process holds."""
+    with open(f"/proc/{pid}/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def cpu_seconds(pid: int) -> float:
     """User and system time that a process has used."""
     with open(f"/proc/{pid}/stat") as file:

@@ -1,10 +1,11 @@
-"""A whole stack behind keys, TLS on every connection and CURVE on the token path, without a model."""
+"""Whole stacks behind keys, TLS on every connection and CURVE on the token path, without a model."""
 
 from __future__ import annotations
 
 import json
 import os
 import ssl
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -15,7 +16,7 @@ from octavo import Client, Tls
 from octavo.cli import main
 from octavo.client import Unauthenticated
 from octavo.options import DEFAULT_MODEL
-from tests.e2e.stack import children_of, eventually, starting
+from tests.e2e.stack import children_of, eventually, serving, starting
 from tests.fakes.certificates import Authority
 
 pytestmark = pytest.mark.e2e
@@ -24,13 +25,51 @@ SECRET = "canary-single-key"
 COSTS = "step_ms=1,prefill_tokens_per_s=100000"
 
 
+def create_key(path: str, tenant: str, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["keys", "create", "--key-file", path, "--tenant", tenant]) == 0
+    return capsys.readouterr().out.strip()
+
+
+def test_f70_a_tenants_guesses_at_anothers_prompt_look_alike(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Right and wrong ones take the whole prompt's time and find nothing, with the owner's salt as without."""
+    path, salt = str(tmp_path / "keys.json"), "the owner's"
+    owner, rival = (create_key(path, tenant, capsys) for tenant in ("owner", "rival"))
+    tokens_per_s = 5000.0
+    costs = f"step_ms=1,prefill_tokens_per_s={tokens_per_s}"
+    secret, wrong = "The owner's secret is in here. " * 40, "What the rival thinks it may be. " * 40
+
+    def ask(client: Client, prompt: str, salt: str) -> tuple[int, float]:
+        """Cached tokens, and the time to the first token in those that the whole prompt takes."""
+        begun = time.perf_counter()
+        stream = client.generate(prompt, max_tokens=2, ignore_eos=True, cache_salt=salt, stream=True)
+        deltas = iter(stream)
+        next(deltas)
+        took_s = time.perf_counter() - begun
+        assert len(list(deltas)) <= 2
+        usage = stream.result.usage
+        return usage.cached_tokens, took_s * tokens_per_s / usage.prompt_tokens
+
+    with (
+        serving(DEFAULT_MODEL, "--simulate", "--simulated-costs", costs, "--key-file", path) as stack,
+        Client(stack.grpc, api_key=owner) as mine,
+        Client(stack.grpc, api_key=rival) as theirs,
+    ):
+        assert [ask(mine, secret, each)[0] for each in ("", salt)] == [0, 0]
+        for guess in (secret, wrong):
+            for own_salt in ("", salt, "another"):
+                num_cached, share = ask(theirs, guess, own_salt)
+                assert (num_cached, share > 1) == (0, True)
+        assert min(ask(mine, secret, each)[0] for each in ("", salt)) > 200
+
+
 def test_everything_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OCTAVO_API_KEY", SECRET)
     keys = str(tmp_path / "keys.json")
-    assert main(["keys", "create", "--key-file", keys, "--tenant", "acme"]) == 0
-    key = capsys.readouterr().out.strip()
+    key = create_key(keys, "acme", capsys)
     public, internal = Authority(tmp_path / "public"), Authority(tmp_path / "internal")
     shown, inside = public.issue("server"), internal.issue("stack")
     operator = internal.issue("operator", "octavo-operator")
