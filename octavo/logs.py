@@ -10,6 +10,8 @@ import logging
 import os
 import re
 import sys
+import traceback
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 NAME_WIDTH = 10
@@ -52,8 +54,35 @@ class _JsonFormatter(logging.Formatter):
         }
         line |= {name: getattr(record, name) for name in _JSON_EXTRAS if hasattr(record, name)}
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+            line["exception"] = record.exc_text or self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False, default=str)
+
+
+class _Discreet(logging.Filter):
+    """Keeps what a request held out of the log: the messages of exceptions may repeat it, and so do libraries' words
+    about a task that failed. Where it failed and with which type stays.
+
+    What ends a process (the logger of `octavo`) is told in full.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.name.partition(".")[0] == "octavo":
+            return True
+        if record.exc_info and record.exc_info[1] is not None:
+            record.exc_text = "\n".join(_without_messages(record.exc_info[1]))
+        if record.name == "asyncio":
+            record.msg, record.args = record.getMessage().partition("\n")[0], ()
+        return True
+
+
+def _without_messages(error: BaseException | None) -> Iterator[str]:
+    """Where an exception and those that led to it were raised, and their types."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield "Traceback (messages of exceptions are shown with --log-level debug):"
+        yield "".join(traceback.format_tb(error.__traceback__)) + type(error).__qualname__
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def setup_logging(process_name: str, level: str = "info", log_format: str = "text") -> None:
@@ -63,6 +92,8 @@ def setup_logging(process_name: str, level: str = "info", log_format: str = "tex
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonFormatter(process_name) if log_format == "json" else _LineFormatter(process_name))
+    if level != "debug":
+        handler.addFilter(_Discreet())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(logging.WARNING, getattr(logging, level.upper())))

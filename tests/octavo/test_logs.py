@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import logging
 import os
@@ -42,3 +44,40 @@ def test_a_json_line_says_all_that_a_record_knows(capfd: pytest.CaptureFixture[s
     }
     assert "ValueError: broken" in json.loads(second)["exception"]
     assert "request_id" not in json.loads(second)
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+@pytest.mark.parametrize("level", ["info", "debug"])
+def test_f72_a_defect_is_located_and_its_message_is_for_debugging(
+    level: str, log_format: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever logs it: our surfaces, the HTTP server, or the event loop for a task that nobody waits for."""
+    setup_logging("router", level, log_format)
+    canaries = [f"canary-{number}" for number in range(3)]
+
+    def fail() -> None:
+        try:
+            raise KeyError(canaries[0])
+        except KeyError as error:
+            raise ValueError(canaries[1]) from error
+
+    for name in ("router.grpc_api", "uvicorn.error"):
+        try:
+            fail()
+        except ValueError:
+            logging.getLogger(name).exception("a call failed")
+
+    async def forget() -> None:
+        async def crash() -> None:
+            raise RuntimeError(canaries[2])
+
+        task = asyncio.ensure_future(crash())
+        await asyncio.wait({task})
+
+    asyncio.run(forget())
+    gc.collect()
+    said = capfd.readouterr().err
+    for shown in ("a call failed", "in fail", "KeyError", "ValueError", "Task exception was never", "RuntimeError"):
+        assert shown in said
+    for canary in canaries:
+        assert (canary in said) == (level == "debug")
