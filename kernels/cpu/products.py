@@ -96,7 +96,7 @@ def pack(context: int, weight: Tensor, bias: Tensor | None, memory: PanelMemory)
     num_items = -(-columns // _PANEL_COLUMNS) * _PANEL_COLUMNS * depth
     panels = memory.plain.take(num_items * _DTYPES[stored].itemsize)
     native().pack(context, weight.data_ptr(), panels.data_ptr(), columns, depth, code, stored)
-    coded = _coded(context, weight, len(panels), memory) if _DTYPES[stored] == torch.bfloat16 else None
+    coded = _coded(context, panels, columns, depth, memory) if _DTYPES[stored] == torch.bfloat16 else None
     kept_bias = None if bias is None else bias.to(torch.float32, copy=True).contiguous()
     address = 0 if kept_bias is None else kept_bias.data_ptr()
     coded_address = 0 if coded is None else coded.data_ptr()
@@ -104,14 +104,11 @@ def pack(context: int, weight: Tensor, bias: Tensor | None, memory: PanelMemory)
     return CpuLinear(depth, columns, weight.dtype, _DTYPES[stored], panels, coded, kept_bias, arguments)
 
 
-def _coded(context: int, weight: Tensor, plain_bytes: int, memory: PanelMemory) -> Tensor | None:
-    """The weight in coded panels; None where they would not be smaller or there is no memory for them."""
-    capacity = min(int(plain_bytes * _MOST_OF_PLAIN), memory.coded_bytes_left)
+def _coded(context: int, panels: Tensor, columns: int, depth: int, memory: PanelMemory) -> Tensor | None:
+    """Panels of bf16 coded; None where they would not be smaller or there is no memory for them."""
+    capacity = min(int(len(panels) * _MOST_OF_PLAIN), memory.coded_bytes_left)
     taken = memory.coded.take(capacity)
-    columns, depth = weight.shape
-    used = native().pack_coded(
-        context, weight.data_ptr(), taken.data_ptr(), columns, depth, dtype_code(weight.dtype), capacity
-    )
+    used = native().code_panels(context, panels.data_ptr(), taken.data_ptr(), columns, depth, capacity)
     coded = memory.coded.shorten(taken, used)
     memory.coded_bytes_left -= used
     return coded if used else None

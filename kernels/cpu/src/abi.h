@@ -52,6 +52,13 @@ struct PackArgs {
     int dtype, panel_dtype;
 };
 
+// Panels of bf16 to be coded again, in at most `capacity` bytes (see coded_panels.h).
+struct CodeArgs {
+    const uint16_t* panels;
+    char* coded;
+    int64_t columns, depth, capacity;
+};
+
 struct LinearArgs {
     const void* x;  // [rows, depth] of dtype, as out
     void* out;      // [rows, columns]
@@ -165,7 +172,7 @@ struct Kernels {
     void (*soft_cap)(const SoftCapArgs&, int threads);
     int (*narrowest)(const PackArgs&, int threads);
     void (*pack)(const PackArgs&, int threads);
-    int64_t (*pack_coded)(const PackArgs&, int64_t capacity, int threads);
+    int64_t (*code_panels)(const CodeArgs&, int threads);
     void (*linear)(const LinearArgs&, int threads);
     void (*rope_write_kv)(const RopeArgs&, int threads);
     void (*attention)(const AttentionArgs&, int threads);

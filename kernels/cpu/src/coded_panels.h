@@ -39,10 +39,11 @@ constexpr uint8_t kNoCode = 255;
 struct Codes {
     uint8_t of[256];
 
-    // Fills `table` with the most frequent high bytes of `count` bf16.
-    Codes(const uint16_t* weights, int64_t count, uint8_t* table) {
-        int64_t seen[256] = {};
-        for (int64_t i = 0; i < count; i++) seen[weights[i] >> 8]++;
+    // Fills `table` with the most frequent high bytes, of a hundred depths or two: more would change little.
+    Codes(const uint16_t* weights, int64_t depth, uint8_t* table) {
+        int32_t seen[256] = {};
+        for (int64_t k = 0; k < depth; k += depth / 128 + 1)
+            for (int c = 0; c < kPanelColumns; c++) seen[weights[k * kPanelColumns + c] >> 8]++;
         __builtin_memset(of, kNoCode, sizeof of);
         for (int code = 0; code < 16; code++) {
             int most = 0;
@@ -55,8 +56,9 @@ struct Codes {
 };
 
 // Codes one depth's weights; false where one has no code.
-static bool code_step(const uint16_t* weights, const Codes& codes, uint8_t* to) {
+INLINE bool code_step(const uint16_t* weights, const Codes& codes, uint8_t* to) {
     uint8_t in_place[kPanelColumns], missing = 0;
+#pragma GCC unroll 32
     for (int c = 0; c < kPanelColumns; c++) {
         const uint16_t weight = weights[c / kLanes * kLanes + bf16_place(c % kLanes)];
         const int place = coded_place(c);
@@ -69,16 +71,13 @@ static bool code_step(const uint16_t* weights, const Codes& codes, uint8_t* to) 
 }
 
 // Codes a panel. `end` is where the bytes in use end so far: what is kept apart goes there. False where it would pass
-// `capacity`.
-static bool code_panel(const octavo::PackArgs& a, int64_t panel, int64_t capacity, int64_t* end) {
-    const int64_t items = a.depth * kPanelColumns;
-    auto weights = static_cast<uint16_t*>(
-        octavo::thread_scratch(octavo::kPanelScratch, items * sizeof(uint16_t) + (a.depth + 1) * sizeof(int32_t)));
-    auto depths = reinterpret_cast<int32_t*>(weights + items);
-    pack_panel<Bf16Panel>(a, panel, weights);
-    auto base = static_cast<char*>(a.panels);
-    auto to = reinterpret_cast<CodedPanel*>(base + panel * CodedPanel::bytes(a.depth));
-    const Codes codes(weights, items, to->table);
+// the capacity.
+static bool code_panel(const octavo::CodeArgs& a, int64_t panel, int64_t* end) {
+    const uint16_t* weights = a.panels + panel * a.depth * kPanelColumns;
+    auto depths = static_cast<int32_t*>(
+        octavo::thread_scratch(octavo::kPanelScratch, (a.depth + 1) * sizeof(int32_t)));
+    auto to = reinterpret_cast<CodedPanel*>(a.coded + panel * CodedPanel::bytes(a.depth));
+    const Codes codes(weights, a.depth, to->table);
     auto steps = reinterpret_cast<uint8_t*>(to + 1);
     int64_t apart = 0;
     for (int64_t k = 0; k < a.depth; k++)
@@ -87,8 +86,8 @@ static bool code_panel(const octavo::PackArgs& a, int64_t panel, int64_t capacit
     depths[apart] = static_cast<int32_t>(a.depth);
     const int64_t list_bytes = CodedPanel::list_bytes(apart), bytes = list_bytes + apart * CodedPanel::kApartStepBytes;
     to->num_apart = apart, to->apart_offset = __atomic_fetch_add(end, bytes, __ATOMIC_RELAXED);
-    if (to->apart_offset + bytes > capacity) return false;
-    char* list = base + to->apart_offset;
+    if (to->apart_offset + bytes > a.capacity) return false;
+    char* list = a.coded + to->apart_offset;
     __builtin_memcpy(list, depths, (apart + 1) * sizeof(int32_t));
     for (int64_t i = 0; i < apart; i++)
         __builtin_memcpy(list + list_bytes + i * CodedPanel::kApartStepBytes, weights + depths[i] * kPanelColumns,
@@ -96,15 +95,14 @@ static bool code_panel(const octavo::PackArgs& a, int64_t panel, int64_t capacit
     return true;
 }
 
-// Packs a matrix of bf16, whatever type it comes in, into coded panels of at most `capacity` bytes; returns the bytes
-// used, or 0 where so many do not suffice.
-static int64_t pack_coded(const octavo::PackArgs& a, int64_t capacity, int threads) {
+// Codes panels of bf16; returns the bytes used, or 0 where the capacity does not suffice.
+static int64_t code_panels(const octavo::CodeArgs& a, int threads) {
     const int64_t panels = num_panels(a.columns);
     int64_t end = panels * CodedPanel::bytes(a.depth);
-    int too_many = end > capacity;
+    int too_many = end > a.capacity;
     in_team(threads, 1, [&](Walk& walk) {
         parallel_for(walk, panels, [&](int64_t panel) {
-            if (!__atomic_load_n(&too_many, __ATOMIC_RELAXED) && !code_panel(a, panel, capacity, &end))
+            if (!__atomic_load_n(&too_many, __ATOMIC_RELAXED) && !code_panel(a, panel, &end))
                 __atomic_store_n(&too_many, 1, __ATOMIC_RELAXED);
         });
     });

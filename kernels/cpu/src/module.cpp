@@ -122,17 +122,11 @@ PyObject* soft_cap(PyObject*, PyObject* const* values, Py_ssize_t count) {
 }
 
 // (context, weight, panels, columns, depth, dtype, dtype of the panels)
-PackArgs read_matrix(Args& in) {
-    PackArgs a = {};
-    a.weight = in, a.panels = in;
-    a.columns = in.integer(), a.depth = in.integer(), a.dtype = in.integer();
-    return a;
-}
-
 PackArgs read_pack(Args& in) {
     in.context();
-    PackArgs a = read_matrix(in);
-    a.panel_dtype = in.integer();
+    PackArgs a;
+    a.weight = in, a.panels = in;
+    a.columns = in.integer(), a.depth = in.integer(), a.dtype = in.integer(), a.panel_dtype = in.integer();
     return a;
 }
 
@@ -154,17 +148,18 @@ PyObject* pack(PyObject*, PyObject* const* values, Py_ssize_t count) {
     return run_released(in, [&] { in.kernels().pack(a, in.threads); });
 }
 
-// Coded panels: as `pack`, the last argument being the bytes there are for them. The bytes used; 0: those do not suffice.
-// (context, weight, panels, columns, depth, dtype, capacity)
-PyObject* pack_coded(PyObject*, PyObject* const* values, Py_ssize_t count) {
-    Args in(values, count, 7);
+// The bytes that the coded panels take; 0: the capacity does not suffice.
+// (context, panels of bf16, coded panels, columns, depth, capacity)
+PyObject* code_panels(PyObject*, PyObject* const* values, Py_ssize_t count) {
+    Args in(values, count, 6);
     in.context();
-    PackArgs a = read_matrix(in);
-    const int64_t capacity = in.integer();
+    CodeArgs a;
+    a.panels = in, a.coded = in;
+    a.columns = in.integer(), a.depth = in.integer(), a.capacity = in.integer();
     int64_t used;
     if (!in.ok()) return nullptr;
     Py_BEGIN_ALLOW_THREADS;
-    used = in.kernels().pack_coded(a, capacity, in.threads);
+    used = in.kernels().code_panels(a, in.threads);
     Py_END_ALLOW_THREADS;
     return PyLong_FromLongLong(used);
 }
@@ -363,7 +358,7 @@ PyObject* variants(PyObject*, PyObject*) {
 #define FAST(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, nullptr}
 PyMethodDef kMethods[] = {
     FAST(norm), FAST(silu_mul), FAST(gelu_mul), FAST(soft_cap),
-    FAST(narrowest), FAST(pack), FAST(pack_coded), FAST(linear),
+    FAST(narrowest), FAST(pack), FAST(code_panels), FAST(linear),
     FAST(rope_write_kv), FAST(attention), FAST(layers), FAST(plan_slots), FAST(copy_blocks),
     FAST(advise_huge_pages),
     FAST(sample), FAST(logprobs), {"variants", variants, METH_NOARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};

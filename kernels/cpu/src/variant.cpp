@@ -21,5 +21,5 @@ namespace octavo {
 extern const Kernels JOIN(kernels_, VARIANT);
 const Kernels JOIN(kernels_, VARIANT) = {
     TEXT(VARIANT), calls::norm,   calls::silu_mul,      calls::gelu_mul,  calls::soft_cap, ::narrowest,    calls::pack,
-    ::pack_coded,      calls::linear, calls::rope_write_kv, calls::attention, calls::layers,   calls::sample,   calls::logprobs};
+    ::code_panels,    calls::linear, calls::rope_write_kv, calls::attention, calls::layers,   calls::sample,   calls::logprobs};
 }  // namespace octavo
