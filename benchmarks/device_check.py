@@ -5,8 +5,8 @@
 
 Each kernel against the reference; the two ceilings, copy bandwidth and bf16 matrix products; sampling; decode and
 prefill attention beside torch's SDPA and FlashInfer where it is installed; and an 8B-shaped model with random weights
-through the worker's own classes. Parts that the time does not allow are named in the output. Exit status 1 when a
-kernel is wrong.
+through the worker's own classes; beside each the aim for an H200. Parts that the time does not allow are named in the
+output. The file is written after every part. Exit status 1 when a kernel is wrong or a part failed.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from benchmarks.gpu import aims
 from benchmarks.gpu.attention import decode_table, prefill_table
 from benchmarks.gpu.bench import FULL, TOY, Bench
 from benchmarks.gpu.kernel_cases import cases, compare
@@ -36,7 +38,12 @@ def check_kernels(bench: Bench, has_fp8: bool) -> bool:
     for case in cases(has_fp8):
         if not bench.has_time(5.0, f"kernels: {case.name}"):
             return are_right
-        verdict = compare(case, bench.backend, bench.place, ReferenceBackend())
+        try:
+            verdict = compare(case, bench.backend, bench.place, ReferenceBackend())
+        except Exception as error:  # it is wrong, and the others are still to be looked at
+            bench.note("kernel", f"WRONG  {case.name}: {_words(error)}", name=case.name, error=None, is_right=False)
+            are_right = False
+            continue
         are_right &= verdict.is_right
         state = "right" if verdict.is_right else "WRONG"
         line = f"{state:<6} {case.name:<36} error {verdict.error:.1e}, at most {verdict.tolerance:g}"
@@ -50,7 +57,8 @@ def ceilings(bench: Bench) -> tuple[float, float]:
     copy_rate = _copy_rate(bench)
     left, right = (torch.randn(edge, edge, device=bench.place).bfloat16() for _ in range(2))
     flops = 2 * edge**3 / (bench.time_us([lambda: left @ right]) / 1e6)
-    line = f"ceilings: copy {copy_rate / 1e9:.0f} GB/s, bf16 products {flops / 1e12:.1f} TFLOP/s"
+    aim = f"  [{aims.CARD}: {aims.COPY_BYTES_PER_S / 1e9:.0f}, {aims.MATMUL_FLOPS_PER_S / 1e12:.0f}]"
+    line = f"ceilings: copy {copy_rate / 1e9:.0f} GB/s, bf16 products {flops / 1e12:.1f} TFLOP/s{aim}"
     bench.note("ceilings", line, copy_bytes_per_s=copy_rate, matmul_flops_per_s=flops)
     return copy_rate, flops
 
@@ -61,19 +69,30 @@ def _copy_rate(bench: Bench) -> float:
     return 2 * source.numel() / (bench.time_us([lambda: target.copy_(source)]) / 1e6)
 
 
-def measure(bench: Bench, parts: Sequence[str], has_fp8: bool) -> bool:
-    """Everything that was asked for; whether all kernels are right."""
-    are_right = check_kernels(bench, has_fp8) if "kernels" in parts else True
+def measure(bench: Bench, parts: Sequence[str], has_fp8: bool, save: Callable[[], None] = lambda: None) -> bool:
+    """Everything that was asked for; whether all kernels are right and no part failed. `save` is called after each."""
+    is_well = check_kernels(bench, has_fp8) if "kernels" in parts else True
+    save()
     copy_rate, flops = ceilings(bench)
-    if "model" in parts:
+    tables: dict[str, list[Callable[[], None]]] = {
         # Before the tables, which can be cut short anywhere.
-        step_table(bench, copy_rate, has_fp8)
-    if "sampling" in parts:
-        sampling_table(bench)
-    if "attention" in parts:
-        decode_table(bench, copy_rate, has_fp8)
-        prefill_table(bench, flops)
-    return are_right
+        "model": [lambda: step_table(bench, copy_rate, has_fp8)],
+        "sampling": [lambda: sampling_table(bench)],
+        "attention": [lambda: decode_table(bench, copy_rate, has_fp8), lambda: prefill_table(bench, flops)],
+    }
+    for part, calls in tables.items():
+        for call in calls if part in parts else ():
+            try:
+                call()
+            except Exception as error:  # out of memory in one table is no reason to lose the others
+                bench.note("failed", f"FAILED {part}: {_words(error)}", part=part, error=_words(error))
+                is_well = False
+            save()
+    return is_well
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error)[:300]}"
 
 
 def gpu_bench(seconds: float) -> tuple[Bench, bool]:
@@ -116,12 +135,21 @@ def main(words: Sequence[str] | None = None) -> int:
         return 2
     else:
         bench, has_fp8 = gpu_bench(options.seconds)
-    are_right = measure(bench, options.part or PARTS, has_fp8)
-    result = {**_machine(options.dry), "seconds": time.monotonic() - begun, "figures": bench.figures}
-    if options.json is not None:
-        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    bench.say(f"{'all kernels are right' if are_right else 'A KERNEL IS WRONG'}, {result['seconds']:.0f} s")
-    return 0 if are_right else 1
+    save = partial(_save, bench, options.json, options.dry, begun)
+    try:
+        is_well = measure(bench, options.part or PARTS, has_fp8, save)
+    finally:
+        save()
+    says = "all kernels are right" if is_well else "A KERNEL IS WRONG OR A PART FAILED"
+    bench.say(f"{says}, {time.monotonic() - begun:.0f} s")
+    return 0 if is_well else 1
+
+
+def _save(bench: Bench, path: Path | None, is_dry: bool, begun_s: float) -> None:
+    """What was found so far, so that a run that is ended leaves it."""
+    if path is not None:
+        result = {**_machine(is_dry), "seconds": time.monotonic() - begun_s, "figures": bench.figures}
+        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 def _machine(is_dry: bool) -> dict[str, object]:

@@ -14,9 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.gpu import aims
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.kernel_cases import moved, ragged
 from kernels.api import AttentionPlan, AttentionSpec, KVCache, KVCacheSpec, RaggedBatch
+
+_FLASHINFER_COMPILES_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -66,12 +69,19 @@ def decode_table(bench: Bench, copy_bytes_per_s: float, has_fp8: bool) -> None:
             sets = [make(bench, ((1, context),) * num_rows, 16, cache_dtype) for _ in range(bench.copies(num_bytes))]
             us = bench.time_us([call(bench, given) for given in sets])
             share = num_bytes / (us / 1e6) / copy_bytes_per_s
-            line = f"{what:<42} {us:9.1f} us {num_bytes / us / 1e3:7.0f} GB/s {share:6.1%}"
+            aim = _decode_aim(num_rows, context, num_bytes, cache_dtype)
+            line = f"{what:<42} {us:9.1f} us {num_bytes / us / 1e3:7.0f} GB/s {share:6.1%}{aim}"
             values = {"rows": num_rows, "context": context, "kv_dtype": str(cache_dtype), "us": us, "share": share}
             bench.note("decode", line, **values)
             if cache_dtype == torch.bfloat16:
                 _flashinfer_decode(bench, sets, context, num_bytes, copy_bytes_per_s)
             del sets
+
+
+def _decode_aim(num_rows: int, context: int, num_bytes: int, cache_dtype: torch.dtype) -> str:
+    if cache_dtype == torch.bfloat16:
+        return aims.beside(aims.DECODE_US.get((num_rows, context)), "us")
+    return aims.beside(aims.FP8_DECODE_SHARE if num_bytes >= aims.FP8_DECODE_BYTES else None, "%")
 
 
 def prefill_table(bench: Bench, matmul_flops: float) -> None:
@@ -85,7 +95,8 @@ def prefill_table(bench: Bench, matmul_flops: float) -> None:
         given = make(bench, ((count, before + count),), 16, torch.bfloat16)
         us = bench.time_us([call(bench, given)])
         rate = flops / (us / 1e6)
-        line = f"{what:<42} {us:9.1f} us {rate / 1e12:7.1f} TFLOP/s {rate / matmul_flops:6.1%}"
+        aim = aims.beside(aims.PREFILL_TFLOPS.get((count, before)), "TFLOP/s")
+        line = f"{what:<42} {us:9.1f} us {rate / 1e12:7.1f} TFLOP/s {rate / matmul_flops:6.1%}{aim}"
         bench.note("prefill", line, tokens=count, before=before, us=us, flops_per_s=rate)
         if before == 0:
             _sdpa_prefill(bench, count, flops)
@@ -107,14 +118,17 @@ def _flashinfer_decode(
 ) -> None:
     """With tensor cores, the faster way for several query heads a KV head; nothing where it is not installed."""
     flashinfer = _flashinfer(bench)
-    if flashinfer is None:
+    # Without prebuilt kernels it compiles them at its first use, which may take minutes and cannot be cut short.
+    is_first = not any(figure["kind"].startswith("decode peer") for figure in bench.figures)
+    if flashinfer is None or not bench.has_time(_FLASHINFER_COMPILES_S if is_first else 4.0, "FlashInfer"):
         return
     sizes = bench.sizes
     try:
         calls = [_planned(flashinfer, bench, given, context) for given in sets[:4]]
         us = bench.time_us(calls)
     except Exception as error:  # a peer's failure is a line in the table, not the end of it
-        bench.say(f"  FlashInfer failed: {type(error).__name__}: {str(error)[:100]}")
+        line = f"  FlashInfer failed: {type(error).__name__}: {str(error)[:100]}"
+        bench.note("decode peer failed", line, peer="flashinfer", rows=len(sets[0].qkv), context=context)
         return
     share = num_bytes / (us / 1e6) / copy_bytes_per_s
     line = f"{'  FlashInfer':<42} {us:9.1f} us {num_bytes / us / 1e3:7.0f} GB/s {share:6.1%}"

@@ -68,7 +68,7 @@ def compile_for(capability: int, say: Callable[[str], None]) -> dict[str, object
         decode_table(bench, 1.0, has_fp8)
         prefill_table(bench, 1.0)
     reports = [Report(kernel) for kernel in compiled]
-    spilling = sorted({report.name for report in reports if report.stack_bytes})
+    spilling = sorted({report.name for report in reports if report.spills})
     say(f"sm_{capability}: {len(reports)} kernels compiled; with spilled registers: {spilling or 'none'}")
     try:
         compile_cubin(SOURCE, capability)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from benchmarks.gpu import aims
 from benchmarks.gpu.bench import Bench
 from kernels.api import Backend, KVCacheSpec
 from kernels.quantized import GroupedWeight, QuantizedWeight, ScaledWeight
@@ -134,7 +135,11 @@ def _steps_of_variant(bench: Bench, decoder: Decoder, variant: Variant, copy_byt
         seconds = seconds_of_step(bench, decoder, variant, num_rows)
         floor = (_weight_bytes(config, variant.weights) + kv_bytes) / copy_bytes_per_s
         rates = f"{1 / seconds:8.1f} steps/s {num_rows / seconds:9.0f} tok/s"
-        line = f"{what:<48} {rates} {floor / seconds:6.1%} of the roofline"
+        aim = ""
+        if variant == next(variants(has_fp8=False)):
+            of_one = aims.beside(aims.STEP_MS_OF_ONE_ROW, "ms")
+            aim = of_one if num_rows == 1 else aims.beside(aims.STEP_SHARE, "%")
+        line = f"{what:<48} {1e3 * seconds:7.2f} ms {rates} {floor / seconds:6.1%} of the roofline{aim}"
         bench.note("step", line, rows=num_rows, variant=str(variant), step_s=seconds, roofline_s=floor)
 
 

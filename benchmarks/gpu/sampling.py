@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from benchmarks.gpu import aims
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.kernel_cases import moved
 from kernels.api import SamplingBatch
@@ -22,7 +23,8 @@ def sampling_table(bench: Bench) -> None:
             return
         batch = moved(plain_batch(vocab, temperature, top_k, top_p), bench.place)
         us = bench.time_us([lambda batch=batch: bench.backend.sample(logits, batch)])  # type: ignore[misc]
-        bench.note("sampling", f"{what:<48} {us:9.1f} us", rows=ROWS, vocab=vocab, how=name, us=us)
+        aim = aims.beside(aims.SAMPLING_US[name], "us")
+        bench.note("sampling", f"{what:<48} {us:9.1f} us{aim}", rows=ROWS, vocab=vocab, how=name, us=us)
 
 
 def plain_batch(vocab: int, temperature: float, top_k: int, top_p: float) -> SamplingBatch:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from benchmarks.device_check import PARTS, measure, toy_bench
+from benchmarks.device_check import PARTS, _save, measure, toy_bench
+from benchmarks.gpu import aims
+from benchmarks.gpu.bench import FULL
+from kernels.api import Samples, SamplingBatch
 from tests.fakes.eager_device import EagerDevice, PaddedReference
 
 
@@ -61,3 +66,35 @@ def test_what_there_is_no_time_for_is_named() -> None:
         "prefill 24 over 0",
     ]
     assert "left out for want of time: steps of the model in bf16" in lines
+
+
+class FailingSampler(PaddedReference):
+    """As on a device without the memory: neither its case nor its table can run."""
+
+    def sample(self, logits: Tensor, batch: SamplingBatch) -> Samples:
+        raise torch.OutOfMemoryError("nothing left")
+
+
+def test_what_fails_is_named_and_loses_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    bench = replace(toy_bench(600.0), backend=FailingSampler(), say=lambda line: None)
+    saved: list[int] = []
+    parts = ("kernels", "sampling", "attention")
+    assert not measure(bench, parts, has_fp8=False, save=lambda: saved.append(len(bench.figures)))
+    _save(bench, path, True, 0.0)
+    figures = json.loads(path.read_text(encoding="utf-8"))["figures"]
+    assert [figure["name"] for figure in figures if figure["kind"] == "kernel" and not figure["is_right"]] == [
+        "sampling"
+    ]
+    assert [figure["part"] for figure in figures if figure["kind"] == "failed"] == ["sampling"]
+    assert {"decode", "prefill"} <= {figure["kind"] for figure in figures}
+    assert saved[0] == 15
+    assert saved[-1] == len(figures)
+
+
+def test_aims_stand_beside_what_was_measured() -> None:
+    assert aims.beside(aims.DECODE_US[64, 4096], "us") == "  [H200: 298 us, stretch 275]"
+    assert aims.beside(aims.STEP_SHARE, "%") == "  [H200: 70 %, stretch 80]"
+    assert aims.beside(aims.SAMPLING_US["greedy"], "us") == "  [H200: 25 us]"
+    assert set(FULL.decode) == set(aims.DECODE_US)
+    assert set(FULL.prefill) == set(aims.PREFILL_TFLOPS)
