@@ -146,9 +146,9 @@ class Report:
         return self._resources["REG"]
 
     @property
-    def stack_bytes(self) -> int:
-        """The stack frame: nothing but spilled registers needs one here."""
-        return self._resources["STACK"]
+    def spills(self) -> int:
+        """Instructions that put registers on the stack or fetch them back: ptxas reserves frames that it never uses."""
+        return self.count(r"\b(STL|LDL)\b")
 
     @cached_property
     def lines(self) -> list[str]:

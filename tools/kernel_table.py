@@ -123,7 +123,7 @@ def lines() -> Iterator[str]:
     """The table in Markdown, and what it was made with."""
     yield f"Compiled with Triton {triton.__version__}."
     yield ""
-    yield "| kernel | registers | stack | shared memory | per SM | buffers | matrix instruction | issue / fetch |"
+    yield "| kernel | registers | spills | shared memory | per SM | buffers | matrix instruction | issue / fetch |"
     yield "|---|---|---|---|---|---|---|---|"
     for shape in SHAPES:
         report = attention_report(shape)
@@ -131,7 +131,7 @@ def lines() -> Iterator[str]:
         buffers = min(depth for depth, _, _ in report.matrix_buffers())
         share = "" if shape.prefill else f"{report.issue_share(shape.loop_bytes, BYTES_PER_CYCLE):.2f}"
         yield (
-            f"| {describe(shape)} | {report.registers} | {report.stack_bytes} B | {report.shared_bytes // 1024} KiB "
+            f"| {describe(shape)} | {report.registers} | {report.spills} | {report.shared_bytes // 1024} KiB "
             f"| {report.programs_per_multiprocessor} | {buffers} | {instructions} | {share} |"
         )
 

@@ -162,7 +162,7 @@ def dry(head_dims: Sequence[int]) -> None:
                     continue
                 for report in map(Report, compiled):
                     if report.name in ("_decode_partitions", "_prefill"):
-                        print(key, candidate, f"{report.registers} registers, {report.stack_bytes} B stack", flush=True)
+                        print(key, candidate, f"{report.registers} registers, {report.spills} spills", flush=True)
 
 
 def main() -> int:

@@ -53,7 +53,8 @@ DECODE: dict[tuple[int, int, int], DecodeConfig] = {
     (86, 64, 2): DecodeConfig(16, 64, 4, 3, 2),
     (86, 128, 2): DecodeConfig(16, 32, 4, 3, 2),
     (86, 256, 2): DecodeConfig(16, 16, 4, 3, 2),
-    (90, 64, 2): DecodeConfig(16, 64, 4, 3, 4),
+    (90, 64, 1): DecodeConfig(16, 64, 1, 3, 8),
+    (90, 64, 2): DecodeConfig(16, 64, 2, 3, 6),
     (90, 128, 2): DecodeConfig(16, 64, 4, 3, 3),
     (90, 256, 2): DecodeConfig(16, 32, 4, 3, 3),
 }
@@ -67,20 +68,22 @@ PREFILL: dict[tuple[int, int, int], PrefillConfig] = {
     (86, 256, 2): PrefillConfig(64, 16, 8, 3),
     (90, 64, 2): PrefillConfig(128, 64, 8, 3),
     (90, 128, 2): PrefillConfig(128, 64, 8, 3),
+    (90, 256, 1): PrefillConfig(128, 16, 8, 3),
     (90, 256, 2): PrefillConfig(128, 32, 8, 3),
 }
 
 # Invariant attention wants one order of every sum in both kernels: the same tile of positions, and the same matrix
 # instruction with all warps along the rows. Before sm_90 only equal tiles are sure to get that.
 INVARIANT_DECODE: dict[tuple[int, int, int], DecodeConfig] = {
-    (80, 64, 2): DecodeConfig(128, 64, 8, 3, 1),
-    (80, 128, 2): DecodeConfig(128, 32, 8, 3, 1),
-    (86, 64, 2): DecodeConfig(128, 64, 8, 3, 1),
-    (86, 128, 2): DecodeConfig(128, 32, 8, 3, 1),
+    (80, 64, 2): DecodeConfig(16, 64, 1, 3, 4),
+    (80, 128, 2): DecodeConfig(16, 32, 1, 3, 4),
+    (86, 64, 2): DecodeConfig(16, 64, 1, 3, 2),
+    (86, 128, 2): DecodeConfig(16, 32, 1, 3, 2),
     (90, 64, 2): DecodeConfig(64, 64, 4, 3, 3),
     (90, 80, 2): DecodeConfig(64, 32, 4, 3, 2),
     (90, 96, 2): DecodeConfig(64, 32, 4, 3, 2),
     (90, 128, 2): DecodeConfig(64, 64, 4, 3, 2),
+    (90, 256, 1): DecodeConfig(64, 16, 4, 3, 2),
     (90, 256, 2): DecodeConfig(64, 32, 4, 3, 1),
 }
 
@@ -93,6 +96,7 @@ INVARIANT_PREFILL: dict[tuple[int, int, int], PrefillConfig] = {
     (90, 80, 2): PrefillConfig(128, 32, 8, 3),
     (90, 96, 2): PrefillConfig(128, 32, 8, 3),
     (90, 128, 2): PrefillConfig(128, 64, 8, 3),
+    (90, 256, 1): PrefillConfig(128, 16, 8, 3, 2),
     (90, 256, 2): PrefillConfig(128, 32, 8, 3, 2),
 }
 

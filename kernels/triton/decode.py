@@ -197,7 +197,7 @@ def decode_attention(
             batch.block_tables.stride(0),
             kv[0].stride(0),
             **layer.kernel_arguments,
-            BLOCK_M=max(config.block_m, triton.next_power_of_2(layer.group)),
+            BLOCK_M=config.block_m,
             TILE=config.tile,
             num_warps=config.num_warps,
             num_stages=config.num_stages,

@@ -6,7 +6,7 @@ Knows specs and dtypes; knows no tensors and no batch.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -93,9 +93,18 @@ class LayerAttention:
         sizes = self.compute.itemsize, self.cache_bytes
         return attention_configs(self.device.arch, self.head_dim, *sizes, self.partitioned)
 
-    @property
+    @cached_property
     def decode(self) -> DecodeConfig:
-        return self._configs[0]
+        """With a row of the tile for each head of a group, which may be more than the table's."""
+        decode, prefill = self._configs
+        rows = int(triton.next_power_of_2(self.group))
+        if rows <= decode.block_m:
+            return decode
+        if self.partitioned:
+            # Decode's warps would stand along the positions and add in another order: prefill's stand along the rows.
+            rows = max(rows, prefill.block_m)
+            return DecodeConfig(rows, prefill.tile, prefill.num_warps, prefill.num_stages, 1)
+        return replace(decode, block_m=rows, num_warps=min(8, decode.num_warps * rows // decode.block_m))
 
     @property
     def prefill(self) -> PrefillConfig:

@@ -16,7 +16,7 @@ from kernels.api import SamplingBatch
 from kernels.triton.launch import UNFUSED
 from kernels.triton.sampling_numbers import load_scores
 
-_IDS = 2048
+_IDS = 1024
 _HISTORY = 1024
 _FORBIDDING_PROGRAMS = 8
 # The tensors of a SamplingBatch lie where they lie: their places are no reason to compile anew.

@@ -23,6 +23,8 @@ from kernels.triton.sampling_truncate import draw_truncated
 _PART = 4096
 _TILE = 2048
 _RANKED = 512
+# All that 8 warps can have: left to itself, the compiler spills to fit more rows than there are.
+_MOST_REGISTERS = 255
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ def _draw(logits: Tensor, scores: Tensor | None, batch: SamplingBatch) -> _Parts
         TILE=min(_TILE, triton.next_power_of_2(vocab)),
         RANKED=_RANKED,
         num_warps=8,
+        maxnreg=_MOST_REGISTERS,
         **UNFUSED,
     )
     return parts

@@ -22,7 +22,7 @@ def backend(capability: int, invariant: bool = False) -> TritonBackend:
 
 def assert_no_spills(reports: list[Report], capability: int) -> None:
     for report in reports:
-        assert report.stack_bytes == 0, f"{report.name} spills: {report.registers} registers"
+        assert report.spills == 0, f"{report.name} spills: {report.registers} registers"
         assert report.shared_bytes <= SHARED_MEMORY[capability]
 
 
