@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 SETUP := $(VENV)/.setup
 KERNEL_SOURCES := $(wildcard setup.py kernels/cpu/*.cpp kernels/cpu/*.h kernels/cpu/src/*)
 
-.PHONY: setup run test test-all test-compose check format protos docs clean
+.PHONY: setup run test test-all test-kernels test-kernels-interpreted test-kernels-compiled test-compose check format protos docs clean
 
 setup: $(SETUP)
 
@@ -30,6 +30,18 @@ test: setup
 
 test-all: setup
 	$(BIN)/python -m pytest -m "not gpu and not compose" $(ARGS)
+
+# Triton's interpreter and its compiler cannot share a process. ARGS="-k matrix" and the like choose among the tests.
+test-kernels: test-kernels-interpreted test-kernels-compiled  ## The Triton kernels without a GPU, every case.
+
+KERNEL_TESTS := $(addprefix tests/kernels/test_kernel_,$(addsuffix .py,blocks dense attention invariance sampling))
+test-kernels-interpreted: setup
+	KERNEL_JOB=interpreted TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v -m "slow or not slow" \
+		tests/kernels/triton/interpreted $(KERNEL_TESTS) $(ARGS)
+
+test-kernels-compiled: setup
+	KERNEL_JOB=compiled OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v -m "slow or not slow" \
+		tests/kernels/triton/compiled $(ARGS)
 
 test-compose: setup  ## The containers, for real; as root on Debian or Ubuntu, for it may install an engine.
 	$(BIN)/python -m pytest -m compose tests/compose $(ARGS)
