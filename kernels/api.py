@@ -78,6 +78,8 @@ class BackendInfo:
     invariance_note: str = ""
     # How matrices are kept, such as "bfloat16", for the log: it changes no bit. Empty: nothing is packed yet.
     kept_weights: str = ""
+    # Bytes of second copies of matrices, which make steps of few rows faster.
+    copy_bytes: int = 0
 
 
 class Backend(Protocol):

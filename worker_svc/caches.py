@@ -44,7 +44,7 @@ def allocate_cache(
     (num_blocks,) = group.minimum((memory.pool.num_blocks,))
     if num_blocks < memory.pool.num_blocks:
         memory = memory.with_blocks(num_blocks, f"the least that fits on one of {group.size} ranks")
-    _LOG.info("%s", memory_table(memory, shape, dtype, config))
+    _LOG.info("%s", memory_table(memory, shape, dtype, config, backend.info))
     try:
         return backend.allocate_kv_cache(replace(spec, num_blocks=num_blocks))
     except MemoryError as error:
@@ -62,7 +62,7 @@ def allocate_card_cache(
     (num_blocks,) = ranks.group.minimum((memory.pool.num_blocks,))
     if num_blocks < memory.pool.num_blocks:
         memory = memory.with_blocks(num_blocks, f"the least that fits on one of {ranks.group.size} ranks")
-    _LOG.info("%s", memory_table(memory, shape, dtype, config, card.backend.info.kept_weights))
+    _LOG.info("%s", memory_table(memory, shape, dtype, config, card.backend.info))
     try:
         return card.backend.allocate_kv_cache(replace(spec, num_blocks=num_blocks))
     except (MemoryError, torch.OutOfMemoryError) as error:

@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kernels.api import BackendInfo
 from octavo.machine import MachineFacts
 from octavo.memory import KvPool, KvRequest, ModelShape, size_kv_pool
 from octavo.process import StartError
@@ -168,7 +169,7 @@ def _card_remedy(pool: KvPool, card: CardMemory, room: int, is_share_short: bool
 
 
 def memory_table(
-    memory: WorkerMemory, shape: ModelShape, dtype: str, config: WorkerConfig, kept_weights: str = ""
+    memory: WorkerMemory, shape: ModelShape, dtype: str, config: WorkerConfig, kernels: BackendInfo
 ) -> str:
     """The account of memory that the log shows at start, one line a purpose, and what it allows."""
     pool = memory.pool
@@ -179,7 +180,8 @@ def memory_table(
         wide = pool.num_bytes // shape.kv_block_bytes(pool.block_size, dtype) * pool.block_size
         gain = f"; in {config.kv_cache_dtype}, {pool.num_tokens - wide} tokens more than in {dtype}"
     rows = [
-        ("weights", memory.weight_bytes, f"{millions} in {kept_weights or dtype}"),
+        ("weights", memory.weight_bytes, f"{millions} in {kernels.kept_weights or dtype}"),
+        *([("second copies", kernels.copy_bytes, "of weights, for steps of few rows")] if kernels.copy_bytes else []),
         (
             "KV cache",
             pool.num_bytes,

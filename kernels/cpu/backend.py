@@ -61,7 +61,6 @@ class CpuBackend:
         self._doubts: dict[str, None] = {}
         self._memory = products.PanelMemory(max_coded_bytes)
         self._kept_dtypes: set[torch.dtype] = set()
-        self._has_coded = False
         self._sampling: sampling.CheckedBatch | None = None
         self.set_num_threads(torch.get_num_threads() if num_threads is None else num_threads)
 
@@ -71,8 +70,9 @@ class CpuBackend:
         if self._uses_onednn(torch.bfloat16):
             variant += f"+onednn_bf16_{torch.backends.cpu.get_cpu_capability().lower()}"
         names = (str(dtype).removeprefix("torch.") for dtype in self._kept_dtypes)
-        kept = ", ".join(sorted(f"{n} and 12 bits" if n == "bfloat16" and self._has_coded else n for n in names))
-        return BackendInfo("cpu", variant, not self._doubts, "; ".join(self._doubts), kept)
+        copy_bytes = self._memory.coded_bytes
+        kept = ", ".join(sorted(f"{n} and 12 bits" if n == "bfloat16" and copy_bytes else n for n in names))
+        return BackendInfo("cpu", variant, not self._doubts, "; ".join(self._doubts), kept, copy_bytes)
 
     @property
     def num_threads(self) -> int:
@@ -181,7 +181,6 @@ class CpuBackend:
         if not self._uses_onednn(weight.dtype):
             own = products.pack(self._context, weight, bias, self._memory)
             self._kept_dtypes.add(own.stored_dtype)
-            self._has_coded |= own.coded_panels is not None
             return own
         packed, doubt = linears.pack(weight, bias)
         self._kept_dtypes.add(packed.compute_dtype)

@@ -76,8 +76,8 @@ class PanelMemory:
     def __init__(self, max_coded_bytes: int) -> None:
         self.plain = Arena()
         self.coded = Arena()
-        # What coded copies may still take.
-        self.coded_bytes_left = max_coded_bytes
+        self.max_coded_bytes = max_coded_bytes
+        self.coded_bytes = 0
 
 
 def pack(context: int, weight: Tensor, bias: Tensor | None, memory: PanelMemory) -> CpuLinear:
@@ -106,11 +106,11 @@ def pack(context: int, weight: Tensor, bias: Tensor | None, memory: PanelMemory)
 
 def _coded(context: int, panels: Tensor, columns: int, depth: int, memory: PanelMemory) -> Tensor | None:
     """Panels of bf16 coded; None where they would not be smaller or there is no memory for them."""
-    capacity = min(int(len(panels) * _MOST_OF_PLAIN), memory.coded_bytes_left)
+    capacity = min(int(len(panels) * _MOST_OF_PLAIN), memory.max_coded_bytes - memory.coded_bytes)
     taken = memory.coded.take(capacity)
     used = native().code_panels(context, panels.data_ptr(), taken.data_ptr(), columns, depth, capacity)
     coded = memory.coded.shorten(taken, used)
-    memory.coded_bytes_left -= used
+    memory.coded_bytes += used
     return coded if used else None
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from kernels.api import BackendInfo
 from octavo.machine import MachineFacts
 from octavo.process import StartError
 from tests.fakes.tiny_llama import TinyLlama, tiny_config
@@ -18,6 +19,7 @@ MACHINE = MachineFacts("Linux", "x86_64", 2, 16 * GIB, 8 * GIB, frozenset(), (3,
 SHAPE = model_shape(parse_config(tiny_config(TinyLlama(max_positions=8192))), 8192)
 BLOCK_BYTES = SHAPE.kv_block_bytes(16, "float32")
 CONFIG = WorkerConfig()
+KERNELS = BackendInfo("cpu", "avx2+panels", batch_invariant=True)
 
 
 def test_what_others_hold_is_what_is_missing() -> None:
@@ -34,7 +36,7 @@ def test_what_grammars_will_take_is_kept_free() -> None:
     taken = less.grammar_bytes - narrow.grammar_bytes + less.workspace_bytes - narrow.workspace_bytes
     assert less.grammar_bytes - narrow.grammar_bytes == 2**24
     assert narrow.free_bytes + narrow.pool.num_bytes - less.free_bytes - less.pool.num_bytes == taken
-    assert "the vocabulary once more" in memory_table(less, wide, "float32", CONFIG)
+    assert "the vocabulary once more" in memory_table(less, wide, "float32", CONFIG, KERNELS)
     # Every rank has all of it.
     assert SHAPE.part(0, 2).grammar_bytes == SHAPE.grammar_bytes
 
@@ -54,7 +56,7 @@ def test_a_machine_without_room_is_refused() -> None:
 
 def test_the_table_says_what_runs_at_once() -> None:
     memory = size_memory(replace(CONFIG, num_kv_blocks=256), SHAPE, "float32", MACHINE, 0)
-    table = memory_table(memory, SHAPE, "float32", CONFIG)
+    table = memory_table(memory, SHAPE, "float32", CONFIG, KERNELS)
     assert "256 blocks of 16 tokens, 4096 tokens: --num-kv-blocks" in table
     assert "sequences at once: 1 of 4096 tokens, 4 of 1024 tokens" in table
     assert "longest context that fits: 4096 of the model's 8192 tokens" in table
@@ -64,6 +66,9 @@ def test_the_table_says_what_runs_at_once() -> None:
 
 def test_the_table_says_all_of_the_context_where_it_fits() -> None:
     memory = size_memory(CONFIG, SHAPE, "bfloat16", MACHINE, 0)
-    table = memory_table(memory, SHAPE, "bfloat16", CONFIG)
-    assert "M parameters in bfloat16" in table
+    kernels = replace(KERNELS, kept_weights="bfloat16 and 12 bits", copy_bytes=3 * 2**20)
+    table = memory_table(memory, SHAPE, "bfloat16", CONFIG, kernels)
+    assert "M parameters in bfloat16 and 12 bits" in table
+    assert "second copies" in table
+    assert "3.00 MiB  of weights, for steps of few rows" in table
     assert "longest context that fits: 8192 tokens" in table
