@@ -65,9 +65,15 @@ SHAPES = (
     Shape(90),
     Shape(90, block_size=64),
     Shape(90, head_dim=64),
+    Shape(90, head_dim=80),
     Shape(90, head_dim=256),
     Shape(90, cache_dtype=torch.float8_e4m3fn),
+    Shape(90, head_dim=64, cache_dtype=torch.float8_e4m3fn),
+    Shape(90, head_dim=80, cache_dtype=torch.float8_e4m3fn),
     Shape(90, invariant=True),
+    Shape(90, head_dim=64, invariant=True, window=4096, soft_cap=50.0),
+    Shape(90, head_dim=64, cache_dtype=torch.float8_e4m3fn, invariant=True, window=4096, soft_cap=50.0),
+    Shape(90, head_dim=256, cache_dtype=torch.float8_e4m3fn, invariant=True, window=4096, soft_cap=50.0),
     Shape(90, prefill=True),
     Shape(90, prefill=True, head_dim=64),
     Shape(90, prefill=True, head_dim=256),
@@ -75,6 +81,7 @@ SHAPES = (
     Shape(90, prefill=True, head_dim=256, cache_dtype=torch.float8_e4m3fn, window=4096, soft_cap=50.0),
     Shape(90, prefill=True, invariant=True),
     Shape(80),
+    Shape(80, invariant=True),
     Shape(80, prefill=True),
 )
 
