@@ -8,7 +8,7 @@ parameters, routers' keys.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
 from scheduler_svc.core.plan import Planned, StepPlan
@@ -43,10 +43,12 @@ class Decisions:
         self.add_events(planned.events)
 
     def _add_plan(self, plan: StepPlan) -> None:
+        lists: list[Sequence[int]] = []
         for admission in plan.admissions:
             numbers = (admission.slot, admission.sequence_id, admission.num_computed_tokens, len(admission.token_ids))
-            self._add_numbers((*numbers, *admission.block_ids))
-        for items in (
+            lists.append((*numbers, *admission.block_ids))
+        num_rows, num_tokens = len(plan.row_slots), sum(plan.row_counts)
+        lists += (
             plan.released_slots,
             plan.append_slots,
             plan.append_counts,
@@ -56,19 +58,12 @@ class Decisions:
             plan.promote_host_ids,
             plan.promote_device_ids,
             plan.row_slots,
-        ):
-            self._add_numbers(items)
-        num_rows, num_tokens = len(plan.row_slots), sum(plan.row_counts)
-        self._add_numbers((plan.step, num_rows, num_tokens, sum(plan.row_starts)))
+            (plan.step, num_rows, num_tokens, sum(plan.row_starts)),
+        )
         if num_tokens != num_rows:  # else each row runs one token, and where they are follows from the steps before
-            self._add_numbers(plan.row_starts)
-            self._add_numbers(plan.row_counts)
-
-    def _add_numbers(self, items: Iterable[int]) -> None:
-        numbers = array("q", items)
-        if numbers:
-            self._state.update(numbers.tobytes())
-        self._state.update(b".")
+            lists += plan.row_starts, plan.row_counts
+        # Most are empty in most steps.
+        self._state.update(b"".join([array("q", items).tobytes() + b"." if items else b"." for items in lists]))
 
     def _turn(self) -> None:
         self.value = int.from_bytes(self._state.digest(), "little")

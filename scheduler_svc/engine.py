@@ -231,14 +231,13 @@ class Engine:
         due, self._due = self._due, {}
         waiting = {model for model, num in self._scheduler.room.lengths().items() if num}
         for replica in tuple(self._replicas.values()):
-            is_concerned = replica.replica_id in due or replica.hello.model.name in waiting
-            if is_concerned and len(replica.sent_ns) < self.limits.max_unanswered_plans:
+            if replica.replica_id in due or replica.hello.model.name in waiting:
                 self._plan(replica)
         if self._check_laws:
             laws.check(self._scheduler)
 
     def _plan(self, replica: Replica) -> None:
-        while True:
+        while len(replica.sent_ns) < self.limits.max_unanswered_plans:
             now = self._clock()
             planned = self._core.plan(replica.replica_id, now)
             self._deliver(planned.events, replica)

@@ -37,7 +37,8 @@ class Replica:
 
     replica_id: int
     hello: worker_pb.Hello
-    outbox: asyncio.Queue[pb.AttachResponse] = field(default_factory=asyncio.Queue)
+    # None: nothing follows, for the worker has nothing more to say.
+    outbox: asyncio.Queue[pb.AttachResponse | None] = field(default_factory=asyncio.Queue)
     # When each unanswered plan was sent, oldest first.
     sent_ns: list[int] = field(default_factory=list)
     stalled: bool = False

@@ -45,6 +45,8 @@ class Recording:
 def frame(message: bytes) -> bytes:
     """A message with its length before it."""
     length, prefix = len(message), bytearray()
+    if length <= 0x7F:  # nearly all
+        return bytes((length,)) + message
     while length > 0x7F:
         prefix.append(length & 0x7F | 0x80)
         length >>= 7

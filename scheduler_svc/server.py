@@ -15,6 +15,7 @@ from collections.abc import Coroutine, Iterable, Iterator
 from typing import Any
 
 import grpc
+import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -57,7 +58,8 @@ _GOODBYE_S = 1.0
 
 def main(config: SchedulerConfig) -> int:
     """Runs the scheduler until a signal; returns the exit status. Raises StartError when it cannot listen."""
-    return asyncio.run(_serve(config))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(config))
 
 
 async def _serve(config: SchedulerConfig) -> int:

@@ -6,7 +6,6 @@ Knows gRPC and the engine's queues. Decides nothing: what a status means is in `
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ipaddress
 import itertools
 import logging
@@ -114,8 +113,9 @@ class SchedulerService(pb_grpc.SchedulerServiceServicer):
         finally:
             self._engine.served.forget_starting(connection)
         reader = asyncio.create_task(self._read(self._read_results(replica, request_iterator)))
+        reader.add_done_callback(lambda _: replica.outbox.put_nowait(None))
         try:
-            while (message := await _next_or_done(replica.outbox, reader)) is not None:
+            while (message := await replica.outbox.get()) is not None:
                 yield message
             mismatch = await reader
             if mismatch is not None:
@@ -178,20 +178,6 @@ def _traceparent(context: grpc.aio.ServicerContext[Any, Any]) -> str:
     metadata: Any = context.invocation_metadata() or ()
     found = [value for key, value in metadata if key == HEADER and isinstance(value, str)]
     return clean_traceparent(found[0]) if found else ""
-
-
-async def _next_or_done(
-    outbox: asyncio.Queue[pb.AttachResponse], reader: asyncio.Task[str | None]
-) -> pb.AttachResponse | None:
-    """The next message for a worker; None once its reader has ended."""
-    with contextlib.suppress(asyncio.QueueEmpty):
-        return outbox.get_nowait()
-    getter = asyncio.create_task(outbox.get())
-    try:
-        await asyncio.wait((getter, reader), return_when=asyncio.FIRST_COMPLETED)
-        return getter.result() if getter.done() else None
-    finally:
-        getter.cancel()
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], end: wire.EndStatus) -> Never:

@@ -110,7 +110,7 @@ def result_from_wire(message: worker_pb.StepResult) -> StepResult:
         step=message.step,
         num_sampled=message.num_sampled,
         token_ids=message.token_ids,
-        finishes={row: FinishReason(reason) for row, reason in enumerate(reasons) if reason},
+        finishes={row: FinishReason(reason) for row, reason in enumerate(reasons) if reason} if any(reasons) else {},
         undelivered_rows=message.undelivered_rows,
         duration_ns=message.duration_ns,
         copy_ns=message.copy_ns,
