@@ -21,6 +21,7 @@ from grpc_reflection.v1alpha import reflection
 
 from octavo.addresses import grpc_address
 from octavo.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
+from octavo.keepalive import keepalive_options
 from octavo.metrics import serve_metrics
 from octavo.process import Shutdown, StartError
 from octavo.tracing import make_tracer
@@ -47,9 +48,8 @@ _CHANNEL_OPTIONS = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
-    # A peer whose machine vanished is noticed within half a minute.
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
+    # Under load an answer takes long.
+    *keepalive_options(interval_s=20, timeout_s=20),
 )
 
 # Longest that calls which were told to end may take for it.

@@ -19,6 +19,7 @@ from typing import Protocol
 import grpc
 
 from octavo.internal.v1 import scheduler_pb2, scheduler_pb2_grpc, worker_pb2
+from octavo.keepalive import keepalive_options
 
 _LOG = logging.getLogger(__name__)
 
@@ -35,8 +36,7 @@ _CHANNEL_OPTIONS = (
     # Plans carry whole prompts, from a peer that the operator chose.
     ("grpc.max_receive_message_length", -1),
     # A scheduler whose machine vanished is noticed, also while nothing is to be said. Under load an answer takes long.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
+    *keepalive_options(interval_s=10, timeout_s=20),
     ("grpc.http2.max_pings_without_data", 0),
     # Its pings would add to the keepalive's, for messages that are all small.
     ("grpc.http2.bdp_probe", 0),

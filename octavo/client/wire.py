@@ -17,6 +17,7 @@ from octavo.client.types import (
     ToolCall,
     Usage,
 )
+from octavo.keepalive import keepalive_options
 from octavo.tool_calls import join_calls
 from octavo.v1 import inference_pb2 as pb
 
@@ -25,8 +26,7 @@ Event: TypeAlias = Delta | QueuePosition
 CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
+    *keepalive_options(interval_s=30, timeout_s=20),
 ]
 
 _FINISH = {

@@ -19,6 +19,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from octavo import tracing
 from octavo.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
+from octavo.keepalive import keepalive_options
 from router.errors import ErrorKind
 from router.streams.token_inlet import read_finish
 from router.streams.types import AttemptEnded, Finished, Input, Preempted, Progress, Queued, Scheduled
@@ -29,8 +30,7 @@ _CHANNEL_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
+    *keepalive_options(interval_s=10, timeout_s=20),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.bdp_probe", 0),  # its pings add to the keepalive's, for messages that are all small
     ("grpc.max_receive_message_length", -1),
