@@ -11,7 +11,7 @@ import itertools
 import logging
 import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import zmq
@@ -63,8 +63,8 @@ class TokenInlet:
         self._sinks: dict[int, Sink] = {}
         self.num_dropped_messages = 0
         # Authentication is by context, so a socket that has it needs a context of its own.
-        context = zmq.asyncio.Context() if curve else zmq.asyncio.Context.instance()
-        self.worker_keys = WorkerKeys(context) if curve else None
+        context = zmq.Context() if curve else zmq.Context.instance()
+        self.worker_keys = WorkerKeys(zmq.asyncio.Context(context)) if curve else None
         self._socket = context.socket(zmq.PULL)
         self.curve_public_key = self._become_curve_server() if curve else ""
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -103,24 +103,45 @@ class TokenInlet:
             tasks.create_task(self._receive())
 
     async def _receive(self) -> None:
-        while True:
-            frames: list[bytes] = await self._socket.recv_multipart()
-            self.take(frames)
-            await asyncio.sleep(0)  # a flood of messages must not keep the loop from everything else
+        # The socket is read where it becomes readable: an asyncio one makes futures and tasks of every message.
+        loop = asyncio.get_running_loop()
+        broken: asyncio.Future[None] = loop.create_future()
+
+        def take_next() -> None:
+            """One message, for a flood of them must not keep the loop from everything else."""
+            if broken.done():
+                return
+            try:
+                self.take(self._socket.recv_multipart(zmq.NOBLOCK))
+                loop.call_soon(take_next)  # ZeroMQ tells of the first message that waits, and of no other
+            except zmq.Again:
+                pass  # until the socket is readable
+            except Exception as error:
+                broken.set_exception(error)
+
+        descriptor = self._socket.fileno()
+        loop.add_reader(descriptor, take_next)
+        try:
+            take_next()
+            await broken
+        finally:
+            broken.cancel()
+            loop.remove_reader(descriptor)
 
     def take(self, frames: Sequence[bytes]) -> None:
         """Dispatch one message."""
         try:
             if len(frames) != 1:
                 raise MalformedBatch(f"{len(frames)} frames")
-            deltas = list(read_batch(frames[0]))
+            deltas = read_batch(frames[0])
         except MalformedBatch as error:
             self.num_dropped_messages += 1
             size = sum(map(len, frames))
             _LOG.warning("dropped a message of %d bytes on the token socket: %s", size, error)
             return
+        sinks = self._sinks
         for delta in deltas:
-            sink = self._sinks.get(delta.stream_key)
+            sink = sinks.get(delta.stream_key)
             if sink is not None:
                 sink(delta)
 
@@ -138,7 +159,7 @@ class TokenInlet:
         return public.decode("ascii")
 
 
-def read_batch(data: bytes) -> Iterator[TokenDelta | PromptDelta]:
+def read_batch(data: bytes) -> list[TokenDelta | PromptDelta]:
     """What a TokenBatch says, prompt logprobs first. Raises MalformedBatch."""
     batch = worker_pb2.TokenBatch()
     try:
@@ -150,7 +171,7 @@ def read_batch(data: bytes) -> Iterator[TokenDelta | PromptDelta]:
     columns = (batch.attempts, batch.positions, batch.num_tokens, batch.finish_reasons, batch.final_token_ids, entries)
     if any(len(column) != count for column in columns) or sum(batch.num_tokens) != len(batch.token_ids):
         raise MalformedBatch("parallel arrays of different lengths")
-    yield from map(_read_prompt, batch.prompt_logprobs)
+    deltas: list[TokenDelta | PromptDelta] = [_read_prompt(entry) for entry in batch.prompt_logprobs]
     logprobs = {entry.index: entry for entry in batch.logprobs}
     ids, offset = tuple(batch.token_ids), 0
     rows = zip(batch.stream_keys, *columns, strict=True)
@@ -158,20 +179,14 @@ def read_batch(data: bytes) -> Iterator[TokenDelta | PromptDelta]:
         tokens = ids[offset : offset + num]
         offset += num
         if not reason and not logprobs:  # nearly all
-            yield TokenDelta(key, attempt, position, tokens, entry_position=entry_position)
+            deltas.append(TokenDelta._make((key, attempt, position, tokens, None, None, None, entry_position)))
             continue
         finish = _FINISH.get(reason)
         ended_by_token = finish in (Finish.END_TOKEN, Finish.STOP_TOKEN)
-        yield TokenDelta(
-            stream_key=key,
-            attempt=attempt,
-            position=position,
-            token_ids=tokens,
-            logprobs=_read_output(logprobs[index], tokens) if index in logprobs else None,
-            finish=finish,
-            final_token_id=final if ended_by_token else None,
-            entry_position=entry_position,
-        )
+        found = _read_output(logprobs[index], tokens) if index in logprobs else None
+        end = final if ended_by_token else None
+        deltas.append(TokenDelta(key, attempt, position, tokens, found, finish, end, entry_position))
+    return deltas
 
 
 _FINISH: Mapping[int, Finish] = {

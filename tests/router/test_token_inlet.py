@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 
 import pytest
+import zmq
 
 from octavo.internal.v1 import types_pb2, worker_pb2
 from octavo.process import StartError
@@ -79,6 +81,33 @@ async def test_dispatch_by_key_over_ipc(tmp_path: Path) -> None:
     inlet.take([make_batch().SerializeToString()])
     assert [delta.stream_key for delta in seen] == [2]
     assert inlet.num_dropped_messages == 2
+    inlet.close()
+
+
+@in_loop
+async def test_every_message_that_waits_is_taken_and_a_defect_ends_the_inlet(tmp_path: Path) -> None:
+    inlet = TokenInlet(f"ipc://{tmp_path}/tokens")
+    seen: asyncio.Queue[TokenDelta | PromptDelta] = asyncio.Queue()
+    inlet.register(2, seen.put_nowait)
+
+    def defective(delta: TokenDelta | PromptDelta) -> None:
+        raise KeyError("a defect")
+
+    with zmq.Context() as context, context.socket(zmq.PUSH) as worker:
+        worker.connect(inlet.endpoint)
+        for position in range(3):  # before anybody reads, so that they wait together
+            worker.send(make_batch(positions=[0, position]).SerializeToString())
+        running = asyncio.create_task(inlet.run())
+        async with asyncio.timeout(30):
+            for position in range(3, 6):
+                worker.send(make_batch(positions=[0, position]).SerializeToString())
+            found = [await seen.get() for _ in range(6)]
+            assert [delta.position for delta in found if isinstance(delta, TokenDelta)] == list(range(6))
+            inlet.register(1, defective)
+            worker.send(make_batch().SerializeToString())
+            with pytest.raises(ExceptionGroup) as caught:
+                await running
+    assert caught.group_contains(KeyError)
     inlet.close()
 
 
