@@ -49,6 +49,12 @@ class HeldAnswer:
         """Whether a stop token ended it and it is not known which."""
         return self.finish is Finish.STOP_TOKEN and self.final_token_id is None
 
+    @property
+    def grows_by_tokens_alone(self) -> bool:
+        """Whether its next tokens need nothing beside them, and neither word of the end has come."""
+        is_over = self._sealed or self._told_tokens is not None or self.finish is not None
+        return not (is_over or self._spec.wants_logprobs or self.prompt.missing)
+
     def misses_before(self, delta: TokenDelta) -> bool:
         """Whether something was lost before this delta, or on its way with it."""
         if delta.position > len(self.token_ids):
@@ -71,29 +77,6 @@ class HeldAnswer:
             return None
         self.token_ids.extend(fresh)
         return NewTokens(held, fresh, delta.logprobs[skip : skip + len(fresh)] if delta.logprobs is not None else None)
-
-    def add_plain(self, delta: TokenDelta) -> NewTokens | None:
-        """`add` for what nearly every delta is: the very next tokens, neither the first word nor the last of an end.
-
-        None, and nothing taken, for any other.
-        """
-        ids, token_ids = self.token_ids, delta.token_ids
-        held = len(ids)
-        if (
-            delta.position != held
-            or not token_ids
-            or delta.finish is not None
-            or held + len(token_ids) >= self._spec.max_tokens
-            or self._spec.wants_logprobs
-            or delta.logprobs is not None
-            or self.finish is not None
-            or self._sealed
-            or self._told_tokens is not None
-            or self.prompt.missing
-        ):
-            return None
-        ids.extend(token_ids)
-        return NewTokens(held, token_ids, None)
 
     def seal(self, delta: TokenDelta) -> bool:
         """Take the worker's word of the end, where everything before it is held. Whether it said one."""

@@ -42,6 +42,11 @@ class Patience:
         self._num_fruitless = 0
         self._backoff_s = FIRST_BACKOFF_S
 
+    @property
+    def is_full(self) -> bool:
+        """Whether a reward would change nothing."""
+        return self._num_fruitless == 0 and self._backoff_s == FIRST_BACKOFF_S
+
     def is_out_after_loss(self, held: tuple[int, int]) -> bool:
         """Whether tokens of this attempt, which were lost while so much was held, were lost once too often."""
         self._num_fruitless += held == self._held_at_attempt

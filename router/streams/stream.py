@@ -54,6 +54,8 @@ class Stream:
         self.attempt = 1
         self.receipt = ReceiptParts()
         self._held = HeldAnswer(spec)
+        # What every plain delta needs, at hand; the list is the answer's own.
+        self._key, self._max_tokens, self._token_ids = spec.stream_key, spec.max_tokens, self._held.token_ids
         self._progress = ProgressWatch(LOSS_GRACE_S)
         self._overtaking = Overtaking()
         self._patience = Patience()
@@ -64,6 +66,7 @@ class Stream:
         self._settle_at: float | None = None
         self._recovery_at: float | None = None
         self._outputs: list[Output] = []
+        self._plain_position: int | None = None
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -93,6 +96,7 @@ class Stream:
         """The caller ends the sequence (stop string met, client gone): nothing more comes out."""
         if not self.ended:
             self._move(Move.END)
+            self._plain_position = None
 
     def feed(self, item: Input, now: float) -> tuple[Output, ...]:
         """Take one input. What belongs to another sequence or attempt is dropped before it is looked at."""
@@ -128,18 +132,20 @@ class Stream:
 
         None, and nothing changed, for any other: that one is to be fed.
         """
+        key, attempt, position, token_ids, logprobs, finish, *_ = delta
         if (
-            self.phase is not Phase.RUNNING
-            or delta.attempt != self.attempt
-            or delta.stream_key != self.spec.stream_key
-            or self._recovery_at is not None
-            or self._progress.expects_more_than(len(self._held.token_ids))
+            position != self._plain_position
+            or attempt != self.attempt
+            or key != self._key
+            or not token_ids
+            or logprobs is not None
+            or finish is not None
+            or position + len(token_ids) >= self._max_tokens
         ):
             return None
-        tokens = self._held.add_plain(delta)
-        if tokens is not None:
-            self._patience.reward()
-        return tokens
+        self._token_ids.extend(token_ids)
+        self._plain_position = position + len(token_ids)
+        return NewTokens._make((position, token_ids, None))
 
     def wake(self, now: float) -> tuple[Output, ...]:
         """Do what is due at `now`; early calls do nothing."""
@@ -308,6 +314,14 @@ class Stream:
             raise IllegalMove(f"a sequence that is {self.phase.value} cannot take: {move.value}") from None
 
     def _take(self) -> tuple[Output, ...]:
+        is_plain = (
+            self.phase is Phase.RUNNING
+            and self._recovery_at is None
+            and self._patience.is_full
+            and self._held.grows_by_tokens_alone
+            and not self._progress.expects_more_than(len(self._token_ids))
+        )
+        self._plain_position = len(self._token_ids) if is_plain else None
         outputs, self._outputs = tuple(self._outputs), []
         return outputs
 

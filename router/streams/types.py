@@ -2,7 +2,8 @@
 
 Inputs are what the token path and the scheduler say; outputs are what the router must do or may show.
 Knows no proto, socket or clock. Times are seconds on one monotonic clock. What is made for every token is a named
-tuple: a frozen dataclass takes four times as long to make.
+tuple: a frozen dataclass takes four times as long to make. Where nearly every token makes one it is made by `_make`, in
+half the time of a call.
 """
 
 from __future__ import annotations
