@@ -46,20 +46,18 @@ class _Rules:
     """A character dropped wherever it stands in the first token (the Metaspace decoder)."""
 
 
-class TokenBytes:
+class TokenBytes(dict[int, bytes]):
     """`table[id]` is the bytes of a token in the middle of a text. Filled as ids are asked for; ids without a token
     are b"".
     """
 
     def __init__(self, backend: Backend) -> None:
+        super().__init__()
         self._backend = backend
-        self._known: dict[int, bytes] = {}
         self._rules = _read_rules(backend)
 
-    def __getitem__(self, token_id: int) -> bytes:
-        known = self._known.get(token_id)
-        if known is None:
-            known = self._known[token_id] = self._compute(token_id, is_first=False)
+    def __missing__(self, token_id: int) -> bytes:
+        known = self[token_id] = self._compute(token_id, is_first=False)
         return known
 
     def first(self, token_id: int) -> bytes:

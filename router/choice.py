@@ -95,7 +95,7 @@ class Choice:
         infos = tuple(map(self._info, ids, logprobs)) if logprobs else ()
         self.meter.tokens(num_used)
         if self._reply is None:
-            delta = TextDelta(self.index, text, position, ids, infos)
+            delta = TextDelta._make((self.index, text, position, ids, infos, "", ()))
             return (delta,) if stop is None else (delta, self._stop(stop, served.receipt))
         events: list[Event] = [self._delta(self._reply.push(text), position, ids, infos)]
         if self._reply.is_over:

@@ -8,8 +8,9 @@ them. Text of the prompt never appears, save the one character that the output c
 
 from __future__ import annotations
 
-import codecs
+from codecs import utf_8_decode
 from collections.abc import Iterable, Sequence
+from itertools import filterfalse
 from typing import NamedTuple
 
 from octavo.token_bytes import TokenBytes
@@ -29,32 +30,26 @@ class Detokenizer:
         text.
         """
         self._table = table
-        self._hidden = hidden_ids
-        self._start = _TextStart(table)
-        for token_id in prompt_ids:
-            if not self._start.open:
+        self._is_hidden = hidden_ids.__contains__
+        start = _TextStart(table)
+        for token_id in filterfalse(self._is_hidden, prompt_ids):
+            if not start.open:
                 break
-            if token_id not in hidden_ids:
-                self._start.take(token_id)
+            start.take(token_id)
+        self._bytes_of = start.take if start.open else table.__getitem__
         self._prompt_tail = self._unfinished_tail(prompt_ids)
         self._pending = b""
 
     def push(self, ids: Iterable[int]) -> str:
         """The text that these next tokens make certain."""
-        hidden = self._hidden
-        if self._start.open:
-            data = b"".join([self._start.take(token_id) for token_id in ids if token_id not in hidden])
-        else:
-            table = self._table
-            shown = [table[token_id] for token_id in ids if token_id not in hidden]
-            data = shown[0] if len(shown) == 1 else b"".join(shown)
+        data = b"".join(map(self._bytes_of, filterfalse(self._is_hidden, ids)))
         if not data:
             return ""
         if self._prompt_tail:
             data = self._join_prompt_tail(data)
         if self._pending:
             data = self._pending + data
-        text, num_used = codecs.utf_8_decode(data, "replace", False)
+        text, num_used = utf_8_decode(data, "replace", False)
         self._pending = data[num_used:]
         return text
 
@@ -69,19 +64,18 @@ class Detokenizer:
     def _join_prompt_tail(self, data: bytes) -> bytes:
         """Put the prompt's unfinished bytes before `data` if its first byte carries them on; else they never show."""
         tail, self._prompt_tail = self._prompt_tail, b""
-        text, _ = codecs.utf_8_decode(tail + data[:1], "replace", False)
+        text, _ = utf_8_decode(tail + data[:1], "replace", False)
         return data if text.startswith(_REPLACEMENT) else tail + data
 
     def _unfinished_tail(self, prompt_ids: Sequence[int]) -> bytes:
         """The bytes of the incomplete character at the end of the prompt, at most three."""
         tail = b""
-        for token_id in reversed(prompt_ids):
+        for token_id in filterfalse(self._is_hidden, reversed(prompt_ids)):
             if len(tail) >= _MAX_UTF8_BYTES:
                 break
-            if token_id not in self._hidden:
-                tail = self._table[token_id] + tail
+            tail = self._table[token_id] + tail
         tail = tail[-_MAX_UTF8_BYTES:]
-        _, num_used = codecs.utf_8_decode(tail, "replace", False)
+        _, num_used = utf_8_decode(tail, "replace", False)
         return tail[num_used:]
 
 
@@ -126,15 +120,16 @@ class OutputText:
         """A stop string completed by a token before the `min_tokens`-th generated one is ignored."""
         self._detokenizer = detokenizer
         self._matcher = matcher
+        self._watches = matcher.watches
         self._min_tokens = min_tokens
         self.num_tokens = 0
         """Generated tokens used so far."""
 
     def push(self, ids: Sequence[int]) -> TextStep:
         """Take the next generated tokens, in order. Tokens behind the one that completes a stop string are not used."""
-        if not self._matcher.watches:
+        if not self._watches:
             self.num_tokens += len(ids)
-            return TextStep(self._detokenizer.push(ids), None, len(ids))
+            return TextStep._make((self._detokenizer.push(ids), None, len(ids)))
         shown: list[str] = []
         for num_used, token_id in enumerate(ids, start=1):
             self.num_tokens += 1
