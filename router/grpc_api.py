@@ -30,7 +30,7 @@ from router.echo import with_prompt
 from router.errors import Exhausted, InternalError, InvalidRequest, RouterError, Unimplemented, show_value
 from router.front import FrontDoor
 from router.grpc_reading import read_chat, read_generate, read_tokenize
-from router.grpc_stream import MessageResponses, ResponsesFactory, serialize
+from router.grpc_stream import EncodedResponses, MessageResponses, ResponsesFactory
 from router.grpc_wire import StreamResponse, UnaryResponse, field_of, write_answer
 from router.metrics import RouterMetrics
 from router.prepared import Prepared
@@ -50,7 +50,7 @@ _Unary = TypeVar("_Unary", bound=UnaryResponse)
 
 
 def make_server(
-    servicer: InferenceServicer, max_message_bytes: int, gate: Gate | None = None
+    front: FrontDoor, max_message_bytes: int, gate: Gate | None = None
 ) -> tuple[grpc.aio.Server, HealthServicer]:
     """A server with all services, not started, and its health."""
     server = grpc.aio.server(
@@ -65,7 +65,7 @@ def make_server(
             ("grpc.so_reuseport", 0),
         ],
     )
-    pb_grpc.add_InferenceServiceServicer_to_server(servicer, server)
+    pb_grpc.add_InferenceServiceServicer_to_server(InferenceServicer(front, EncodedResponses), server)
     health = HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     reflection.enable_server_reflection(
@@ -82,15 +82,16 @@ async def set_health(health: HealthServicer, *, serving: bool) -> None:
 
 
 class _Readable(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Bytes that are no message are the client's mistake, for every method, and so is a method that there is not; bytes
-    that go out may be bytes before."""
+    """Bytes that are no message are the client's mistake, for every method, and so is a method that there is not;
+    streams of answers are bytes already.
+    """
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Handler]], details: Any) -> Handler:
         handler = await continuation(details)
         if handler is None:
             return refusing(lambda context: abort(context, _no_method(details.method)))
         if handler.response_streaming and details.method.startswith(f"/{SERVICE_NAME}/"):
-            handler = handler._replace(response_serializer=serialize)
+            handler = handler._replace(response_serializer=None)
         return readable(handler, self._refuse)
 
     async def _refuse(self, context: Context) -> None:

@@ -7,6 +7,7 @@ takes several times as long. All else goes through `grpc_wire`, which alone know
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Protocol, TypeAlias
 
 from google.protobuf.message import Message
@@ -49,33 +50,30 @@ class EncodedResponses:
 
     def of(self, event: Event) -> bytes:
         """What the message serializes to."""
-        if type(event) is not TextDelta or event.logprobs or event.reasoning or event.tool_calls:
+        if type(event) is not TextDelta:
             return self._messages.of(event).SerializeToString()
-        delta = _delta(event)
+        index, text, start, ids, logprobs, reasoning, tool_calls = event
+        if logprobs or reasoning or tool_calls:
+            return self._messages.of(event).SerializeToString()
+        delta = _delta(index, text.encode(), start, ids)
         return self._head + _varint(len(delta)) + delta
 
 
-def serialize(response: Message | bytes) -> bytes:
-    """The bytes of a response, whichever way it was made."""
-    return response if isinstance(response, bytes) else response.SerializeToString()
-
-
-def _delta(event: TextDelta) -> bytes:
-    """A Delta, of a text delta that has text and ids alone. Fields that are zero or empty do not appear."""
-    index, text, start, ids, *_ = event
-    data = _INDEX + _varint(index) if index else b""
+def _delta(index: int, text: bytes, start: int, ids: tuple[int, ...]) -> bytes:
+    """A Delta that has these fields alone. Fields that are zero or empty do not appear."""
+    fields = _INDEX + _varint(index) if index else b""
     if text:
-        raw = text.encode()
-        data += _TEXT + _varint(len(raw)) + raw
+        fields += _TEXT + _varint(len(text)) + text
     if start:
-        data += _START + _varint(start)
+        fields += _START + _varint(start)
     if ids:
         packed = _varint(ids[0]) if len(ids) == 1 else b"".join(map(_varint, ids))
-        data += _IDS + _varint(len(packed)) + packed
-    return data
+        fields += _IDS + _varint(len(packed)) + packed
+    return fields
 
 
-def _encode_varint(value: int) -> bytes:
+@lru_cache(2**14)
+def _varint(value: int) -> bytes:
     """Seven bits a byte, the lowest first, all bytes but the last marked."""
     data = bytearray()
     while value > 0x7F:
@@ -85,18 +83,11 @@ def _encode_varint(value: int) -> bytes:
     return bytes(data)
 
 
-_VARINTS = tuple(map(_encode_varint, range(2**12)))
-
-
-def _varint(value: int) -> bytes:
-    return _VARINTS[value] if value < len(_VARINTS) else _encode_varint(value)
-
-
 def _tag(message: Message | type[Message], field: str) -> bytes:
     """What stands before a field's value: its number, and how the value is written."""
     descriptor = message.DESCRIPTOR.fields_by_name[field]
     is_number = descriptor.cpp_type == descriptor.CPPTYPE_UINT32 and not descriptor.is_repeated
-    return _encode_varint(descriptor.number << 3 | (0 if is_number else 2))
+    return _varint(descriptor.number << 3 | (0 if is_number else 2))
 
 
 _INDEX, _TEXT, _START, _IDS = (_tag(pb.Delta, name) for name in ("index", "text", "start_index", "token_ids"))

@@ -30,7 +30,6 @@ from router.browser.setup import add_browser_doors
 from router.config import RouterConfig
 from router.front import FrontDoor, Helpers
 from router.grpc_api import InferenceServicer, make_server, set_health
-from router.grpc_stream import EncodedResponses
 from router.http_server import CLOSING_S, listen, quiet_server
 from router.metrics import RouterMetrics
 from router.metrics_catalogue import DROPPED_MESSAGES, LIVE, READY, SCHEDULER_CONNECTED
@@ -131,8 +130,7 @@ class Router:
         )
         self.metrics.set.on_scrape(self._show_state)
         self.front.own_phases = self.phases.snapshot
-        servicer = InferenceServicer(self.front, EncodedResponses)
-        self._grpc, self._health = make_server(servicer, config.max_message_bytes, self.access.gate)
+        self._grpc, self._health = make_server(self.front, config.max_message_bytes, self.access.gate)
         tls = self.access.tls
         self.app = make_app(self.front, config.max_message_bytes, self.access.gate, write_refusal)
         add_browser_doors(self.app, InferenceServicer(self.front), config, config.max_message_bytes)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.v1 import inference_pb2 as pb
-from router.grpc_stream import EncodedResponses, MessageResponses, serialize
+from router.grpc_stream import EncodedResponses, MessageResponses
 from router.prepared import Prepared
 from router.replies.types import ToolCallDelta
 from router.requests import ChoiceEnd, Event, PromptInfo, QueueInfo, RequestOptions, TextDelta, TokenInfo, Usage
@@ -55,4 +55,4 @@ def test_the_bytes_are_those_of_the_message(
     made = MessageResponses(response_type, prepared).of(event)
     encoded = EncodedResponses(response_type, prepared).of(event)
     assert response_type.FromString(encoded) == made
-    assert serialize(encoded) == serialize(made)
+    assert encoded == made.SerializeToString()
