@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -139,10 +140,10 @@ def test_prefill_feeds_the_matrix_units(shape: Shape) -> None:
     assert_prefill_multiplies(shape)
 
 
-def assert_one_arithmetic(capability: int, head_dim: int) -> None:
+def assert_one_arithmetic(shape: Shape) -> None:
     """Decode and prefill of the invariant mode: the same matrix instruction, warps along rows, tile and operations."""
-    decode = attention_kernels(Shape(capability, head_dim, invariant=True))["_decode_partitions"]
-    prefill = attention_kernels(Shape(capability, head_dim, invariant=True, prefill=True))["_prefill"]
+    decode = attention_kernels(replace(shape, invariant=True))["_decode_partitions"]
+    prefill = attention_kernels(replace(shape, invariant=True, prefill=True))["_prefill"]
     for report in (decode, prefill):
         assert {warps.split(", ")[1] for warps, _ in report.matrix_layouts()} == {"1"}
     # A part of the output has fewer columns; the scores' product is the same, and so is the exponentials' number.
@@ -154,7 +155,7 @@ def assert_one_arithmetic(capability: int, head_dim: int) -> None:
 
 
 def test_invariant_decode_and_prefill_have_one_arithmetic() -> None:
-    assert_one_arithmetic(90, 128)
+    assert_one_arithmetic(Shape(90))
 
 
 @pytest.mark.parametrize("capability", [90, 80, pytest.param(89, marks=pytest.mark.slow)])
@@ -259,10 +260,19 @@ def test_every_configuration(shape: Shape) -> None:
         assert_decode_streams(shape)
 
 
+# Of the last, decode takes prefill's rows: its own warps would stand along the positions.
+ARITHMETICS = (
+    *(Shape(90, head_dim) for head_dim in (64, 80, 96, 256)),
+    *(Shape(90, head_dim, cache_dtype=FP8) for head_dim in (64, 256)),
+    *(Shape(80, head_dim) for head_dim in (64, 80, 128)),
+    *(Shape(80, head_dim, group=32) for head_dim in (64, 128)),
+)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("capability", "head_dim"), [(90, 64), (90, 80), (90, 96), (90, 256), (80, 64), (80, 128)])
-def test_one_arithmetic_everywhere(capability: int, head_dim: int) -> None:
-    assert_one_arithmetic(capability, head_dim)
+@pytest.mark.parametrize("shape", ARITHMETICS, ids=str)
+def test_one_arithmetic_everywhere(shape: Shape) -> None:
+    assert_one_arithmetic(shape)
 
 
 @pytest.mark.slow
