@@ -60,7 +60,7 @@ class CpuBackend:
         self._variant = variant or runnable_variants()[0]
         self._doubts: dict[str, None] = {}
         self._memory = products.PanelMemory(max_coded_bytes)
-        self._kept_dtypes: set[torch.dtype] = set()
+        self._kept_in: set[str] = set()
         self._sampling: sampling.CheckedBatch | None = None
         self.set_num_threads(torch.get_num_threads() if num_threads is None else num_threads)
 
@@ -69,9 +69,8 @@ class CpuBackend:
         variant = f"{self._variant}+panels"
         if self._uses_onednn(torch.bfloat16):
             variant += f"+onednn_bf16_{torch.backends.cpu.get_cpu_capability().lower()}"
-        names = (str(dtype).removeprefix("torch.") for dtype in self._kept_dtypes)
         copy_bytes = self._memory.coded_bytes
-        kept = ", ".join(sorted(f"{n} and 12 bits" if n == "bfloat16" and copy_bytes else n for n in names))
+        kept = ", ".join(sorted(f"{n} and 12 bits" if n == "bfloat16" and copy_bytes else n for n in self._kept_in))
         return BackendInfo("cpu", variant, not self._doubts, "; ".join(self._doubts), kept, copy_bytes)
 
     @property
@@ -180,10 +179,10 @@ class CpuBackend:
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
         if not self._uses_onednn(weight.dtype):
             own = products.pack(self._context, weight, bias, self._memory)
-            self._kept_dtypes.add(own.stored_dtype)
+            self._kept_in.add(own.kept_in)
             return own
         packed, doubt = linears.pack(weight, bias)
-        self._kept_dtypes.add(packed.compute_dtype)
+        self._kept_in.add(str(packed.compute_dtype).removeprefix("torch."))
         if doubt:
             self._doubts[doubt] = None
         return packed

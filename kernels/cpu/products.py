@@ -2,9 +2,10 @@
 
 Knows matrices and row counts; knows no layers. A matrix is kept in the narrowest of bf16, fp16 and fp32 that holds each
 of its weights exactly and is widened in registers, so that an fp32 model loaded from a bf16 checkpoint reads half the
-memory and answers in the same bits. One of bf16 is kept a second time, coded in twelve bits a weight without loss,
-while there is memory to spare: a step of few rows does little more than read weights, and takes a quarter less time.
-Sums are fp32, in one order whatever the rows, the threads and the copy that was read.
+memory and answers in the same bits. fp32 weights that a GGUF file held in blocks are kept in such blocks where that
+gives back each of them. A matrix of bf16 is kept a second time, coded in twelve bits a weight without loss, while there
+is memory to spare: a step of few rows does little more than read weights, and takes a quarter less time. Sums are fp32,
+in one order whatever the rows, the threads and the copy that was read.
 """
 
 from __future__ import annotations
@@ -24,7 +25,12 @@ _ARENA_BYTES = 64 * 2**20
 _ALIGNMENT = 64
 # Coded panels of more bytes than this share of the plain ones are not worth their memory.
 _MOST_OF_PLAIN = 0.9
-_DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()}
+# Types of panels (src/abi.h), in words, and their bits a weight: codes in blocks carry two fp16 for 32 weights.
+_PANELS = {
+    **{code: (str(dtype).removeprefix("torch."), 8 * dtype.itemsize) for dtype, code in DTYPE_CODES.items()},
+    3: ("blocks of 4 bits", 5),
+    4: ("blocks of 8 bits", 9),
+}
 
 
 @dataclass(frozen=True)
@@ -35,8 +41,8 @@ class CpuLinear:
     out_features: int
     # What x and the result are in.
     dtype: torch.dtype
-    # What the weights are kept in.
-    stored_dtype: torch.dtype
+    # What the weights are kept in, in words.
+    kept_in: str
     panels: Tensor
     # The same weights in twelve bits each.
     coded_panels: Tensor | None
@@ -94,14 +100,15 @@ def pack(context: int, weight: Tensor, bias: Tensor | None, memory: PanelMemory)
     code = dtype_code(weight.dtype)
     stored = native().narrowest(context, weight.data_ptr(), 0, columns, depth, code, code)
     num_items = -(-columns // _PANEL_COLUMNS) * _PANEL_COLUMNS * depth
-    panels = memory.plain.take(num_items * _DTYPES[stored].itemsize)
+    kept_in, bits = _PANELS[stored]
+    panels = memory.plain.take(num_items * bits // 8)
     native().pack(context, weight.data_ptr(), panels.data_ptr(), columns, depth, code, stored)
-    coded = _coded(context, panels, columns, depth, memory) if _DTYPES[stored] == torch.bfloat16 else None
+    coded = _coded(context, panels, columns, depth, memory) if stored == DTYPE_CODES[torch.bfloat16] else None
     kept_bias = None if bias is None else bias.to(torch.float32, copy=True).contiguous()
     address = 0 if kept_bias is None else kept_bias.data_ptr()
     coded_address = 0 if coded is None else coded.data_ptr()
     arguments = (columns, depth, code, stored, panels.data_ptr(), coded_address, address)
-    return CpuLinear(depth, columns, weight.dtype, _DTYPES[stored], panels, coded, kept_bias, arguments)
+    return CpuLinear(depth, columns, weight.dtype, kept_in, panels, coded, kept_bias, arguments)
 
 
 def _coded(context: int, panels: Tensor, columns: int, depth: int, memory: PanelMemory) -> Tensor | None:

@@ -11,6 +11,8 @@ namespace octavo {
 
 // Codes of element types, as passed from Python.
 enum DType : int { kBf16 = 0, kF16 = 1, kF32 = 2 };
+// Types of panels alone: fp32 in blocks with codes of so many bits (see block_panels.h).
+constexpr int kBlocks4 = 3, kBlocks8 = 4;
 
 // One layer of the paged cache. A block holds, for each KV head, its keys and then its values (see kv_layout.h).
 struct KvLayer {

@@ -1,6 +1,7 @@
 // x @ weight.T + bias over panels, cut into tasks. What is computed, to the bit, tiles say (linear_tile.h).
 #pragma once
 #include "coded_tile.h"
+#include "pack.h"
 
 // Rows of a task are read once for each panel: so many bytes of them should stay in a second-level cache.
 constexpr int64_t kMaxInputBytes = 256 * 1024;
@@ -10,6 +11,7 @@ constexpr int64_t kMinTaskRows = 24;
 constexpr int64_t kTaskBytes = 256 * 1024;
 constexpr int64_t kTaskProducts = 2'000'000;
 constexpr int64_t kMostPanelTasks = 24;
+constexpr int64_t kWidenedDepths = 64;
 
 // Rows [row, limit) against panels [begin, end): each panel meets all rows while it is in the second-level cache. Each
 // tile asks for a part of what comes next, so that none waits; into that cache alone, for the first is full of this
@@ -17,16 +19,15 @@ constexpr int64_t kMostPanelTasks = 24;
 template <class Panel>
 static void linear_task(const octavo::LinearArgs& a, const float* x, int64_t row, int64_t limit, int64_t begin,
                         int64_t end) {
-    constexpr int64_t kStepBytes = kPanelColumns * sizeof(typename Panel::Element);
-    auto weights = static_cast<const char*>(a.panels);
     const int first_rows = tile_rows(limit - row), most_panels = first_rows == limit - row ? tile_panels(first_rows) : 1;
-    int64_t num_tiles = 0;
-    each_tile(row, limit, [&](int64_t, int rows) { num_tiles += kHalves / tile_halves(rows); });
+    const int64_t tiles = num_tiles(row, limit), panel_items = a.depth * kPanelColumns;
+    float* sums = tile_sums(limit - row, most_panels);
     for (int64_t panel = begin; panel < end;) {
         const int panels = panel + most_panels <= end ? most_panels : 1;
-        Ahead ahead = {weights + (panel + panels) * a.depth * kStepBytes, (kStepBytes + num_tiles - 1) / num_tiles};
-        each_tile(row, limit,
-                  [&](int64_t r, int rows) INLINE_BODY { linear_rows<Panel>(a, x, r, rows, panel, panels, ahead); });
+        auto weights = static_cast<const typename Panel::Element*>(a.panels) + panel * panel_items;
+        Ahead ahead = {reinterpret_cast<const char*>(weights + panels * panel_items),
+                       (kPanelColumns * static_cast<int64_t>(sizeof(*weights)) + tiles - 1) / tiles};
+        linear_tiles<Panel>(a, x, row, limit, {weights, panel, 0, a.depth, sums}, panels, ahead);
         panel += panels;
     }
 }
@@ -40,6 +41,39 @@ void linear_task<CodedPanel>(const octavo::LinearArgs& a, const float* x, int64_
         auto at = static_cast<const char*>(a.coded) + panel * panel_bytes;
         coded_rows(a, x, row, limit - row, *reinterpret_cast<const CodedPanel*>(at), panel, at + panel_bytes);
     }
+}
+
+// As above over panels of blocks: as many depths as a first-level cache holds are widened, and meet all rows.
+template <int BITS>
+static void block_task(const octavo::LinearArgs& a, const float* x, int64_t row, int64_t limit, int64_t begin,
+                       int64_t end) {
+    using Panel = BlockPanel<BITS>;
+    const int64_t panel_bytes = Panel::bytes(a.depth), tiles = num_tiles(row, limit);
+    const int64_t step_bytes = (panel_bytes / a.depth + tiles - 1) / tiles;
+    float* sums = tile_sums(limit - row, 1);
+    alignas(64) float widened[kWidenedDepths * kPanelColumns];
+    for (int64_t panel = begin; panel < end; panel++) {
+        auto at = static_cast<const char*>(a.panels) + panel * panel_bytes;
+        Ahead ahead = {at + panel_bytes, step_bytes};
+        for (int64_t k = 0; k < a.depth; k += kWidenedDepths) {
+            const int64_t until = k + kWidenedDepths < a.depth ? k + kWidenedDepths : a.depth;
+            for (int64_t block = k; block < until; block += kBlockDepths, at += Panel::kBlockBytes)
+                Panel::widen(at, widened + (block - k) * kPanelColumns);
+            linear_tiles<F32Panel>(a, x, row, limit, {widened, panel, k, until, sums}, 1, ahead);
+        }
+    }
+}
+
+template <>
+void linear_task<BlockPanel<4>>(const octavo::LinearArgs& a, const float* x, int64_t row, int64_t limit, int64_t begin,
+                                int64_t end) {
+    block_task<4>(a, x, row, limit, begin, end);
+}
+
+template <>
+void linear_task<BlockPanel<8>>(const octavo::LinearArgs& a, const float* x, int64_t row, int64_t limit, int64_t begin,
+                                int64_t end) {
+    block_task<8>(a, x, row, limit, begin, end);
 }
 
 INLINE int64_t max_task_rows(int64_t depth) {
@@ -91,4 +125,6 @@ static void linear(const octavo::LinearArgs& a, Walk& walk) {
     if (a.panel_dtype == octavo::kBf16) run_linear<Bf16Panel>(a, x, walk);
     if (a.panel_dtype == octavo::kF16) run_linear<F16Panel>(a, x, walk);
     if (a.panel_dtype == octavo::kF32) run_linear<F32Panel>(a, x, walk);
+    if (a.panel_dtype == octavo::kBlocks4) run_linear<BlockPanel<4>>(a, x, walk);
+    if (a.panel_dtype == octavo::kBlocks8) run_linear<BlockPanel<8>>(a, x, walk);
 }

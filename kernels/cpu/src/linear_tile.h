@@ -45,23 +45,34 @@ struct Ahead {
     int64_t step_bytes;
 };
 
+// What tiles compute with at a time: depths [begin, end) of panel number `index` and of those behind it.
+template <class Panel>
+struct Weights {
+    const typename Panel::Element* at;
+    int64_t index, begin, end;
+    // Where the tile of each row finds its sums up to `begin` and leaves them at `end`.
+    float* sums;
+};
+
 // Rows [row, row + ROWS) of x against PANELS panels, of which HALVES halves from `half`.
 template <class Panel, int ROWS, int PANELS, int HALVES>
-static void linear_tile(const octavo::LinearArgs& a, const float* x, int64_t row, int64_t panel, int half,
+static void linear_tile(const octavo::LinearArgs& a, const float* x, int64_t row, const Weights<Panel>& of, int half,
                         Ahead& ahead) {
     using Element = typename Panel::Element;
-    const int64_t panel_items = a.depth * kPanelColumns;
-    const Element* weights = static_cast<const Element*>(a.panels) + panel * panel_items + half * kLanes;
+    const int64_t panel_items = a.depth * kPanelColumns, end = of.end, ahead_step = ahead.step_bytes;
+    const Element* weights = of.at + half * kLanes;
+    float* kept = of.sums + half * ROWS * kLanes;
     F16 sums[ROWS][PANELS * HALVES];
     const float* rows[ROWS];
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++) {
         rows[r] = x + (row + r) * a.depth;
 #pragma GCC unroll 8
-        for (int i = 0; i < PANELS * HALVES; i++) sums[r][i] = zero();
+        for (int i = 0; i < PANELS * HALVES; i++)
+            sums[r][i] = of.begin ? load(kept + (i * ROWS + r) * kLanes) : zero();
     }
     const char* ahead_at = ahead.at;
-    for (int64_t k = 0; k < a.depth; k++, weights += kPanelColumns, ahead_at += ahead.step_bytes) {
+    for (int64_t k = of.begin; k < end; k++, weights += kPanelColumns, ahead_at += ahead_step) {
 #pragma GCC unroll 8
         for (int p = 0; p < PANELS; p++)
             __builtin_prefetch(ahead_at + p * panel_items * sizeof(Element), 0, kSecondLevel);
@@ -75,31 +86,31 @@ static void linear_tile(const octavo::LinearArgs& a, const float* x, int64_t row
         }
     }
     ahead.at = ahead_at;
-    alignas(64) float done[PANELS * HALVES * ROWS * kLanes];
 #pragma GCC unroll 8
     for (int i = 0; i < PANELS * HALVES; i++)
 #pragma GCC unroll 16
-        for (int r = 0; r < ROWS; r++) store(done + (i * ROWS + r) * kLanes, sums[r][i]);
+        for (int r = 0; r < ROWS; r++) store(kept + (i * ROWS + r) * kLanes, sums[r][i]);
+    if (end < a.depth) return;
     for (int i = 0; i < PANELS * HALVES; i++)
-        finish_columns(a, done + i * ROWS * kLanes, row, ROWS,
-                       (panel + i / HALVES) * kPanelColumns + (half + i % HALVES) * kLanes);
+        finish_columns(a, kept + i * ROWS * kLanes, row, ROWS,
+                       (of.index + i / HALVES) * kPanelColumns + (half + i % HALVES) * kLanes);
 }
 
 // `rows` rows against `panels` panels, a number that `tile_panels` gives, or one.
 template <class Panel, int ROWS = kMaxLinearRows>
-INLINE void linear_rows(const octavo::LinearArgs& a, const float* x, int64_t row, int rows, int64_t panel, int panels,
-                        Ahead& ahead) {
+INLINE void linear_rows(const octavo::LinearArgs& a, const float* x, int64_t row, int rows,
+                        const Weights<Panel>& of, int panels, Ahead& ahead) {
     if (rows == ROWS) {
         constexpr int kTileHalves = tile_halves(ROWS);
         for (int half = 0; half < kHalves; half += kTileHalves) {
             if (panels == tile_panels(ROWS))
-                linear_tile<Panel, ROWS, tile_panels(ROWS), kTileHalves>(a, x, row, panel, half, ahead);
+                linear_tile<Panel, ROWS, tile_panels(ROWS), kTileHalves>(a, x, row, of, half, ahead);
             else
-                linear_tile<Panel, ROWS, 1, kTileHalves>(a, x, row, panel, half, ahead);
+                linear_tile<Panel, ROWS, 1, kTileHalves>(a, x, row, of, half, ahead);
         }
         return;
     }
-    if constexpr (ROWS > 1) linear_rows<Panel, ROWS - 1>(a, x, row, rows, panel, panels, ahead);
+    if constexpr (ROWS > 1) linear_rows<Panel, ROWS - 1>(a, x, row, rows, of, panels, ahead);
 }
 
 // Rows of the next tile, `left` being left. One of few rows has too few chains to hide an FMA's latency.
@@ -116,4 +127,27 @@ INLINE void each_tile(int64_t row, int64_t limit, const Visit& visit) {
         visit(row, rows);
         row += rows;
     }
+}
+
+// Rows [row, limit) against `panels` panels: tiles of rows, one after the other.
+template <class Panel>
+INLINE void linear_tiles(const octavo::LinearArgs& a, const float* x, int64_t row, int64_t limit, Weights<Panel> of,
+                         int panels, Ahead& ahead) {
+    each_tile(row, limit, [&](int64_t r, int rows) INLINE_BODY {
+        linear_rows<Panel>(a, x, r, rows, of, panels, ahead);
+        of.sums += rows * panels * kPanelColumns;
+    });
+}
+
+// Tiles that meet a panel, whole or a half of it.
+INLINE int64_t num_tiles(int64_t row, int64_t limit) {
+    int64_t count = 0;
+    each_tile(row, limit, [&](int64_t, int rows) { count += kHalves / tile_halves(rows); });
+    return count;
+}
+
+// Memory for the sums of rows over `panels` panels.
+INLINE float* tile_sums(int64_t rows, int panels) {
+    return static_cast<float*>(
+        octavo::thread_scratch(octavo::kPanelScratch, rows * panels * kPanelColumns * sizeof(float)));
 }

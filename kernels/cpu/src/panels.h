@@ -61,43 +61,30 @@ static void pack_panel(const octavo::PackArgs& a, int64_t panel, typename Panel:
     }
 }
 
-// Whether every weight of an fp32 matrix is one of a narrower type; looks no further than the first rows that are not.
-template <class Narrow>
-static bool is_exact(const octavo::PackArgs& a, int threads, const Narrow& narrow) {
-    int inexact = 0;
+// Whether every row of an fp32 matrix passes; looks no further than the first rows that do not.
+template <class Passes>
+static bool every_row(const octavo::PackArgs& a, int threads, const Passes& passes) {
+    int failed = 0;
     auto weights = static_cast<const float*>(a.weight);
     auto check = [&](int64_t begin, int64_t end) {
-        for (int64_t row = begin; row < end && !__atomic_load_n(&inexact, __ATOMIC_RELAXED); row++) {
-            I16 differing = iset1(0);
-            each_run(a.depth, [&](int64_t k, int64_t count) INLINE_BODY {
-                F16 x = load_some(weights + row * a.depth, k, octavo::kF32, count);
-                differing = ior(differing, ixor(bits(x), bits(narrow(x))));
-            });
-            if (mask_bits(iequal(differing, iset1(0))) != 0xFFFF) __atomic_store_n(&inexact, 1, __ATOMIC_RELAXED);
-        }
+        for (int64_t row = begin; row < end && !__atomic_load_n(&failed, __ATOMIC_RELAXED); row++)
+            if (!passes(weights + row * a.depth)) __atomic_store_n(&failed, 1, __ATOMIC_RELAXED);
     };
     in_team(threads, 1, [&](Walk& walk) {
         parallel_ranges(walk, a.columns, num_runs(a.columns, a.depth), check);
     });
-    return !inexact;
+    return !failed;
 }
 
-static int narrowest(const octavo::PackArgs& a, int threads) {
-    if (a.dtype != octavo::kF32) return a.dtype;
-    if (is_exact(a, threads, [](F16 x) INLINE_BODY { return rounded_to(x, octavo::kBf16); })) return octavo::kBf16;
-    if (is_exact(a, threads, [](F16 x) INLINE_BODY { return rounded_to(x, octavo::kF16); })) return octavo::kF16;
-    return octavo::kF32;
-}
-
-template <class Panel>
-static void pack_as(const octavo::PackArgs& a, Walk& walk) {
-    auto panels = static_cast<typename Panel::Element*>(a.panels);
-    parallel_for(walk, num_panels(a.columns),
-                 [&](int64_t panel) { pack_panel<Panel>(a, panel, panels + panel * a.depth * kPanelColumns); });
-}
-
-static void pack(const octavo::PackArgs& a, Walk& walk) {
-    if (a.panel_dtype == octavo::kBf16) pack_as<Bf16Panel>(a, walk);
-    if (a.panel_dtype == octavo::kF16) pack_as<F16Panel>(a, walk);
-    if (a.panel_dtype == octavo::kF32) pack_as<F32Panel>(a, walk);
+// Whether every weight of an fp32 matrix is one of a narrower type.
+template <class Narrow>
+static bool is_exact(const octavo::PackArgs& a, int threads, const Narrow& narrow) {
+    return every_row(a, threads, [&](const float* row) {
+        I16 differing = iset1(0);
+        each_run(a.depth, [&](int64_t k, int64_t count) INLINE_BODY {
+            F16 x = load_some(row, k, octavo::kF32, count);
+            differing = ior(differing, ixor(bits(x), bits(narrow(x))));
+        });
+        return mask_bits(iequal(differing, iset1(0))) == 0xFFFF;
+    });
 }

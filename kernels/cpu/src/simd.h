@@ -9,6 +9,7 @@
 // After a lambda's parameters.
 #define INLINE_BODY __attribute__((always_inline))
 #define INLINE_MEMBER inline __attribute__((always_inline))
+#define INLINE_STATIC static inline __attribute__((always_inline))
 
 #if defined(__AVX512F__)
 #include "simd_avx512.h"

@@ -21,6 +21,14 @@ INLINE I16 iload_u16(const uint16_t* p) {
     auto q = reinterpret_cast<const __m128i*>(p);
     return {_mm256_cvtepu16_epi32(_mm_loadu_si128(q)), _mm256_cvtepu16_epi32(_mm_loadu_si128(q + 1))};
 }
+INLINE I16 iload_u8(const uint8_t* p) {
+    return {_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))),
+            _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8)))};
+}
+INLINE I16 iload_s8(const uint8_t* p) {
+    return {_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))),
+            _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8)))};
+}
 INLINE void istore_u16(uint16_t* p, I16 x) {
     __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(x.a, x.b), 0xD8);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), packed);

@@ -21,6 +21,16 @@ INLINE I16 iload_u16(const uint16_t* p) {
     __builtin_memcpy(&h, p, 32);
     return {__builtin_convertvector(h, NativeI16)};
 }
+INLINE I16 iload_u8(const uint8_t* p) {
+    I16 x;
+    for (int i = 0; i < 16; i++) x.v[i] = p[i];
+    return x;
+}
+INLINE I16 iload_s8(const uint8_t* p) {
+    I16 x;
+    for (int i = 0; i < 16; i++) x.v[i] = static_cast<int8_t>(p[i]);
+    return x;
+}
 INLINE void istore_u16(uint16_t* p, I16 x) {
     NativeH16 h = __builtin_convertvector(x.v, NativeH16);
     __builtin_memcpy(p, &h, 32);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -55,7 +57,7 @@ def test_a_row_is_the_same_among_any_others(variant: str, kept: torch.dtype, col
     x = randn(max(ROW_COUNTS), depth, seed=5)
     one = CpuBackend(1, variant)
     packed = pack(one, weight)
-    assert packed.stored_dtype == kept
+    assert packed.kept_in == str(kept).removeprefix("torch.")
     whole = one.linear(x, packed)
     torch.testing.assert_close(whole.double(), x.double() @ weight.double().T, rtol=1e-4, atol=1e-3)
     for num_threads in (1, 2, 3):
@@ -74,7 +76,7 @@ def test_weights_kept_in_16_bits_lose_nothing(variant: str, kept: torch.dtype) -
     x = randn(9, 200, seed=7)
     backend = CpuBackend(1, variant)
     packed, packed_wide = pack(backend, narrow), pack(backend, wide)
-    assert (packed.stored_dtype, packed_wide.stored_dtype) == (kept, FP32)
+    assert (packed.kept_in, packed_wide.kept_in) == (str(kept).removeprefix("torch."), "float32")
     name = {BF16: "bfloat16 and 12 bits", FP16: "float16"}[kept]
     assert backend.info.kept_weights == ", ".join(sorted((name, "float32")))
     assert torch.equal(backend.linear(x, packed), backend.linear(x, packed_wide)[:, :64])
@@ -110,6 +112,48 @@ def test_coded_weights_give_the_bits_of_plain_ones(
             assert torch.equal(backend.linear(x[:count], packed), plain.linear(x[:count], packed_plain)), count
 
 
+def blocks(columns: int, depth: int, bits: int, seed: int) -> Tensor:
+    """fp32 weights as of GGUF's Q4_1 or Q8_0: blocks of 32 depths with an fp16 step and, for 4 bits, an fp16 least."""
+    shape = (columns, depth // 32, 32)
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(*((0, 16) if bits == 4 else (-127, 128)), shape, generator=generator)
+    codes[..., 3], codes[..., 20] = (0, 15) if bits == 4 else (-127, 5)  # as in a block that was quantized
+    steps = randn(*shape[:2], 1, seed=seed + 1).abs().half().float()
+    leasts = randn(*shape[:2], 1, seed=seed + 2).half().float() if bits == 4 else torch.zeros(*shape[:2], 1)
+    steps[0, 0] = 0
+    return (steps.double() * codes + leasts.double()).float().reshape(columns, depth)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("columns", "depth"), [(32, 32), (70, 160), (100, 2592)])
+def test_dequantized_blocks_are_kept_in_blocks_and_lose_nothing(
+    variant: str, bits: int, columns: int, depth: int
+) -> None:
+    """One weight more that no block holds, in a column of its own, has all of them kept in fp32."""
+    weight = blocks(columns, depth, bits, seed=23)
+    stray = torch.cat((weight, randn(1, depth, seed=24)))
+    x = randn(max(ROW_COUNTS), depth, seed=25)
+    for num_threads in (1, 2):
+        backend = CpuBackend(num_threads, variant)
+        packed, packed_stray = pack(backend, weight), pack(backend, stray)
+        assert (packed.kept_in, packed_stray.kept_in) == (f"blocks of {bits} bits", "float32")
+        whole = backend.linear(x, packed_stray)[:, :columns]
+        for count in ROW_COUNTS:
+            assert torch.equal(backend.linear(x[:count], packed), whole[:count]), (num_threads, count)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.0, 1e-42])
+def test_what_blocks_would_change_is_kept_in_fp32(backend: CpuBackend, value: float) -> None:
+    weight = blocks(40, 64, 4, seed=26)
+    assert pack(backend, weight).kept_in == "blocks of 4 bits"
+    weight[7, 40] = value
+    packed = pack(backend, weight)
+    assert packed.kept_in == "float32"
+    identity = torch.eye(64)
+    if math.isfinite(value):
+        assert torch.equal(backend.linear(identity, packed), weight.T)
+
+
 def test_what_codes_do_not_shorten_is_kept_once(backend: CpuBackend) -> None:
     """High bytes all over, or no memory left for a second copy."""
     exponents = torch.randint(-60, 60, (64, 100), generator=torch.Generator().manual_seed(19))
@@ -127,7 +171,7 @@ def test_16_bit_rows_are_widened_and_results_rounded_once(variant: str, dtype: t
     backend = CpuBackend(2, variant)
     packed = pack(backend, weight, bias)
     wide = pack(backend, weight.float(), bias.float())
-    assert packed.stored_dtype == dtype
+    assert packed.kept_in == str(dtype).removeprefix("torch.")
     assert torch.equal(backend.linear(x, packed), backend.linear(x.float(), wide).to(dtype))
 
 

@@ -1,0 +1,36 @@
+// How a matrix is packed: in the narrowest panels that give each of its weights back exactly.
+#pragma once
+#include "block_panels.h"
+#include "coded_panels.h"
+
+static int narrowest(const octavo::PackArgs& a, int threads) {
+    if (a.dtype != octavo::kF32) return a.dtype;
+    if (is_exact(a, threads, [](F16 x) INLINE_BODY { return rounded_to(x, octavo::kBf16); })) return octavo::kBf16;
+    if (is_exact(a, threads, [](F16 x) INLINE_BODY { return rounded_to(x, octavo::kF16); })) return octavo::kF16;
+    if (is_in_blocks<4>(a, threads)) return octavo::kBlocks4;
+    if (is_in_blocks<8>(a, threads)) return octavo::kBlocks8;
+    return octavo::kF32;
+}
+
+template <class Panel>
+static void pack_as(const octavo::PackArgs& a, Walk& walk) {
+    auto panels = static_cast<typename Panel::Element*>(a.panels);
+    parallel_for(walk, num_panels(a.columns),
+                 [&](int64_t panel) { pack_panel<Panel>(a, panel, panels + panel * a.depth * kPanelColumns); });
+}
+
+template <int BITS>
+static void pack_blocks(const octavo::PackArgs& a, Walk& walk) {
+    auto panels = static_cast<char*>(a.panels);
+    parallel_for(walk, num_panels(a.columns), [&](int64_t panel) {
+        pack_block_panel<BITS>(a, panel, panels + panel * BlockPanel<BITS>::bytes(a.depth));
+    });
+}
+
+static void pack(const octavo::PackArgs& a, Walk& walk) {
+    if (a.panel_dtype == octavo::kBf16) pack_as<Bf16Panel>(a, walk);
+    if (a.panel_dtype == octavo::kF16) pack_as<F16Panel>(a, walk);
+    if (a.panel_dtype == octavo::kF32) pack_as<F32Panel>(a, walk);
+    if (a.panel_dtype == octavo::kBlocks4) pack_blocks<4>(a, walk);
+    if (a.panel_dtype == octavo::kBlocks8) pack_blocks<8>(a, walk);
+}
