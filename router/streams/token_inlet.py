@@ -106,23 +106,33 @@ class TokenInlet:
         # The socket is read where it becomes readable: an asyncio one makes futures and tasks of every message.
         loop = asyncio.get_running_loop()
         broken: asyncio.Future[None] = loop.create_future()
+        is_next_due = False
 
         def take_next() -> None:
             """One message, for a flood of them must not keep the loop from everything else."""
+            nonlocal is_next_due
+            is_next_due = False
             if broken.done():
                 return
             try:
                 self.take(self._socket.recv_multipart(zmq.NOBLOCK))
-                loop.call_soon(take_next)  # ZeroMQ tells of the first message that waits, and of no other
             except zmq.Again:
-                pass  # until the socket is readable
+                return  # until the socket is readable
             except Exception as error:
                 broken.set_exception(error)
+                return
+            is_next_due = True
+            loop.call_soon(take_next)  # ZeroMQ tells of the first message that waits, and of no other
+
+        def on_readable() -> None:
+            """The descriptor stays readable until ZeroMQ looks at it, which it does not do for every message."""
+            if not is_next_due:
+                take_next()
 
         descriptor = self._socket.fileno()
-        loop.add_reader(descriptor, take_next)
+        loop.add_reader(descriptor, on_readable)
         try:
-            take_next()
+            on_readable()
             await broken
         finally:
             broken.cancel()

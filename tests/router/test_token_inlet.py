@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import select
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,38 @@ async def test_every_message_that_waits_is_taken_and_a_defect_ends_the_inlet(tmp
             with pytest.raises(ExceptionGroup) as caught:
                 await running
     assert caught.group_contains(KeyError)
+    inlet.close()
+
+
+@in_loop
+async def test_a_flood_takes_one_turn_of_the_loop_a_message(tmp_path: Path) -> None:
+    """Also where another worker begins in its midst: ZeroMQ, busy, leaves the descriptor readable for many messages."""
+    inlet = TokenInlet(f"ipc://{tmp_path}/tokens")
+    message = make_batch().SerializeToString()
+    num_taken, most_in_a_turn = 0, 0
+    with zmq.Context() as context, context.socket(zmq.PUSH) as flooding, context.socket(zmq.PUSH) as late:
+        flooding.connect(inlet.endpoint)
+        for _ in range(80):
+            flooding.send(message)
+
+        def count(delta: TokenDelta | PromptDelta) -> None:
+            nonlocal num_taken
+            num_taken += 1
+            if num_taken == 2:
+                late.connect(inlet.endpoint)
+                late.send(message)
+                assert select.select([inlet._socket.fileno()], [], [], 30)[0]
+
+        inlet.register(2, count)
+        running = asyncio.create_task(inlet.run())
+        async with asyncio.timeout(60):
+            while num_taken < 81:
+                before = num_taken
+                await asyncio.sleep(0)
+                most_in_a_turn = max(most_in_a_turn, num_taken - before)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert most_in_a_turn == 1
     inlet.close()
 
 
