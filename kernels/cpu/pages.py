@@ -33,11 +33,11 @@ class PagesAhead:
         # A cache of one stripe has nothing to gain.
         is_worth_it = sys.platform == "linux" and self._num_blocks > self._stripe_blocks
         self._advise = ctypes.CDLL(None).madvise if is_worth_it else None
-        self._num_pieces = 0  # that are ready: all those of a stripe, then those of the next
+        self._num_pieces = 0  # that are ready or passed over: all those of a stripe, then those of the next
 
     @property
     def num_ready_blocks(self) -> int:
-        """The first so many blocks have their pages in all layers."""
+        """The first so many blocks have their pages in all layers, or were passed over."""
         return min(self._num_pieces // self._num_layers * self._stripe_blocks, self._num_blocks)
 
     def reach(self, block: int) -> None:
@@ -48,7 +48,7 @@ class PagesAhead:
         stripe, place = divmod(block, self._stripe_blocks)
         num_wanted = (stripe + 1) * self._num_layers + self._num_layers * (place + 1) // self._stripe_blocks
         # Stripes that were passed over are left to the first touch: a step never waits for more than it needs.
-        self._num_pieces = max(self._num_pieces, min(stripe * self._num_layers, num_wanted))
+        self._num_pieces = max(self._num_pieces, stripe * self._num_layers)
         num_wanted = min(num_wanted, math.ceil(self._num_blocks / self._stripe_blocks) * self._num_layers)
         while self._num_pieces < num_wanted and self._advise is not None:
             self._ask_for(*divmod(self._num_pieces, self._num_layers))
