@@ -80,6 +80,8 @@ class BackendInfo:
     kept_weights: str = ""
     # Bytes of second copies of matrices, which make steps of few rows faster.
     copy_bytes: int = 0
+    # Bytes that matrices take less than in the type that they came in.
+    saved_bytes: int = 0
 
 
 class Backend(Protocol):

@@ -180,7 +180,7 @@ def memory_table(
         wide = pool.num_bytes // shape.kv_block_bytes(pool.block_size, dtype) * pool.block_size
         gain = f"; in {config.kv_cache_dtype}, {pool.num_tokens - wide} tokens more than in {dtype}"
     rows = [
-        ("weights", memory.weight_bytes, f"{millions} in {kernels.kept_weights or dtype}"),
+        ("weights", memory.weight_bytes - kernels.saved_bytes, f"{millions} in {kernels.kept_weights or dtype}"),
         *([("second copies", kernels.copy_bytes, "of weights, for steps of few rows")] if kernels.copy_bytes else []),
         (
             "KV cache",

@@ -69,9 +69,9 @@ class CpuBackend:
         variant = f"{self._variant}+panels"
         if self._uses_onednn(torch.bfloat16):
             variant += f"+onednn_bf16_{torch.backends.cpu.get_cpu_capability().lower()}"
-        copy_bytes = self._memory.coded_bytes
+        copy_bytes, saved_bytes = self._memory.coded_bytes, self._memory.saved_bytes
         kept = ", ".join(sorted(f"{n} and 12 bits" if n == "bfloat16" and copy_bytes else n for n in self._kept_in))
-        return BackendInfo("cpu", variant, not self._doubts, "; ".join(self._doubts), kept, copy_bytes)
+        return BackendInfo("cpu", variant, not self._doubts, "; ".join(self._doubts), kept, copy_bytes, saved_bytes)
 
     @property
     def num_threads(self) -> int:

@@ -84,6 +84,8 @@ class PanelMemory:
         self.coded = Arena()
         self.max_coded_bytes = max_coded_bytes
         self.coded_bytes = 0
+        self.saved_bytes = 0
+        """What plain panels take less than the weights that they hold."""
 
 
 def pack(context: int, weight: Tensor, bias: Tensor | None, memory: PanelMemory) -> CpuLinear:
@@ -103,6 +105,7 @@ def pack(context: int, weight: Tensor, bias: Tensor | None, memory: PanelMemory)
     kept_in, bits = _PANELS[stored]
     panels = memory.plain.take(num_items * bits // 8)
     native().pack(context, weight.data_ptr(), panels.data_ptr(), columns, depth, code, stored)
+    memory.saved_bytes += weight.nbytes - len(panels)
     coded = _coded(context, panels, columns, depth, memory) if stored == DTYPE_CODES[torch.bfloat16] else None
     kept_bias = None if bias is None else bias.to(torch.float32, copy=True).contiguous()
     address = 0 if kept_bias is None else kept_bias.data_ptr()

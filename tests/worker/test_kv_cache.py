@@ -72,3 +72,10 @@ def test_the_table_says_all_of_the_context_where_it_fits() -> None:
     assert "second copies" in table
     assert "3.00 MiB  of weights, for steps of few rows" in table
     assert "longest context that fits: 8192 tokens" in table
+
+
+def test_the_table_counts_weights_as_the_kernels_keep_them() -> None:
+    memory = replace(size_memory(CONFIG, SHAPE, "float32", MACHINE, 0), weight_bytes=9 * 2**20)
+    kernels = replace(KERNELS, kept_weights="blocks of 4 bits", saved_bytes=7 * 2**20)
+    _, first, *_ = memory_table(memory, SHAPE, "float32", CONFIG, kernels).splitlines()
+    assert first.split()[:3] == ["weights", "2.00", "MiB"]

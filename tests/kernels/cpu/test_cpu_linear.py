@@ -137,6 +137,8 @@ def test_dequantized_blocks_are_kept_in_blocks_and_lose_nothing(
         backend = CpuBackend(num_threads, variant)
         packed, packed_stray = pack(backend, weight), pack(backend, stray)
         assert (packed.kept_in, packed_stray.kept_in) == (f"blocks of {bits} bits", "float32")
+        kept_bytes = len(packed.panels) + len(packed_stray.panels)
+        assert backend.info.saved_bytes == weight.nbytes + stray.nbytes - kept_bytes
         whole = backend.linear(x, packed_stray)[:, :columns]
         for count in ROW_COUNTS:
             assert torch.equal(backend.linear(x[:count], packed), whole[:count]), (num_threads, count)
