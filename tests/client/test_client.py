@@ -149,7 +149,8 @@ async def test_a_time_limit_ends_the_work_too(model_dir: Path) -> None:
         with pytest.raises(DeadlineExceeded):
             await client.generate("x", timeout_s=0.2)
         await made.scheduler.until(lambda: len(made.scheduler.cancelled) == 1)
-        assert 0 < made.scheduler.requests[0].deadline_ns <= 200_000_000
+        # gRPC tells a timeout in three digits, rounded up.
+        assert 0 < made.scheduler.requests[0].deadline_ns <= 1.01 * 200_000_000
 
 
 @in_loop
