@@ -1,7 +1,7 @@
 """`CpuBackend`: the kernel API over the C++ extension.
 
 Knows which call goes where and what the extension may trust: it follows addresses blindly, so shapes, types and
-contiguity are checked here, as cheaply as attribute reads allow. A step makes hundreds of these calls.
+contiguity are checked here and in contracts.py, as cheaply as attribute reads allow: a step makes hundreds of calls.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from kernels.cpu import cache as caches
 from kernels.cpu import layers as stacks
 from kernels.cpu import plan as plans
 from kernels.cpu import products, sampling
+from kernels.cpu.contracts import as_cpu_cache, as_cpu_plan, check_norm_weight, num_query_heads
 from kernels.cpu.dtypes import DTYPE_CODES, dtype_code
 from kernels.cpu.extension import native, runnable_variants, variant_index
 
@@ -92,18 +93,18 @@ class CpuBackend:
         return caches.allocate(spec)
 
     def copy_blocks(self, src: KVCache, src_ids: Sequence[int], dst: KVCache, dst_ids: Sequence[int]) -> None:
-        caches.copy_blocks(_own_cache(src), src_ids, _own_cache(dst), dst_ids)
+        caches.copy_blocks(as_cpu_cache(src), src_ids, as_cpu_cache(dst), dst_ids)
 
     def export_blocks(self, cache: KVCache, layer: int, block_ids: Sequence[int]) -> Tensor:
-        return caches.export_blocks(_own_cache(cache), layer, block_ids)
+        return caches.export_blocks(as_cpu_cache(cache), layer, block_ids)
 
     def import_blocks(self, cache: KVCache, layer: int, block_ids: Sequence[int], blocks: Tensor) -> None:
-        caches.import_blocks(_own_cache(cache), layer, block_ids, blocks)
+        caches.import_blocks(as_cpu_cache(cache), layer, block_ids, blocks)
 
     # Attention
 
     def plan_attention(self, batch: RaggedBatch, cache: KVCache) -> AttentionPlan:
-        own_cache = _own_cache(cache)
+        own_cache = as_cpu_cache(cache)
         plan = plans.plan_attention(batch, own_cache.spec)
         own_cache.pages.reach(int(plan.slots.max()) // own_cache.spec.block_size)
         return plan
@@ -117,14 +118,14 @@ class CpuBackend:
         rope: RopeTable,
         qk_norm: QKNorm | None,
     ) -> None:
-        own_cache, own_plan = _own_cache(cache), _own_plan(plan)
-        num_heads = _num_heads(qkv, own_cache, own_plan)
+        own_cache, own_plan = as_cpu_cache(cache), as_cpu_plan(plan)
+        num_heads = num_query_heads(qkv, own_cache, own_plan)
         cos, sin = rope.cos, rope.sin
         q_weight, k_weight, eps, weight_dtype = 0, 0, 0.0, qkv.dtype
         if qk_norm is not None:
             weight_dtype = qk_norm.q_weight.dtype
-            _check_weight(qk_norm.q_weight, own_cache.spec.head_dim, weight_dtype)
-            _check_weight(qk_norm.k_weight, own_cache.spec.head_dim, weight_dtype)
+            check_norm_weight(qk_norm.q_weight, own_cache.spec.head_dim, weight_dtype)
+            check_norm_weight(qk_norm.k_weight, own_cache.spec.head_dim, weight_dtype)
             q_weight, k_weight, eps = qk_norm.q_weight.data_ptr(), qk_norm.k_weight.data_ptr(), qk_norm.eps
         if len(cos) <= own_plan.max_position or cos.shape != sin.shape or cos.dtype != torch.float32:
             raise ValueError(
@@ -150,8 +151,8 @@ class CpuBackend:
         )
 
     def attention(self, qkv: Tensor, cache: KVCache, layer: int, plan: AttentionPlan, spec: AttentionSpec) -> Tensor:
-        own_cache, own_plan = _own_cache(cache), _own_plan(plan)
-        num_heads = _num_heads(qkv, own_cache, own_plan)
+        own_cache, own_plan = as_cpu_cache(cache), as_cpu_plan(plan)
+        num_heads = num_query_heads(qkv, own_cache, own_plan)
         if num_heads != spec.num_heads or num_heads % own_cache.spec.num_kv_heads:
             raise ValueError(
                 f"qkv holds {num_heads} query heads, the layer {spec.num_heads}: they must be equal and a multiple of "
@@ -258,7 +259,7 @@ class CpuBackend:
             return None
 
         def run(num_layers: int, x: Tensor, residual: Tensor, cache: KVCache, plan: AttentionPlan) -> None:
-            stacks.run(self._context, stack, num_layers, x, residual, _own_plan(plan), _own_cache(cache))
+            stacks.run(self._context, stack, num_layers, x, residual, as_cpu_plan(plan), as_cpu_cache(cache))
 
         return run
 
@@ -272,36 +273,3 @@ class CpuBackend:
 
     def logprobs(self, logits: Tensor, token_ids: Tensor, num_top: int, vocab_size: int) -> Logprobs:
         return sampling.logprobs(self._context, logits, token_ids, num_top, vocab_size)
-
-
-def _num_heads(qkv: Tensor, cache: caches.CpuCache, plan: plans.CpuPlan) -> int:
-    """Query heads in qkv; raises ValueError for a tensor that does not fit the plan and the cache."""
-    spec = cache.spec
-    num_tokens, width = qkv.shape
-    num_heads = width // spec.head_dim - 2 * spec.num_kv_heads
-    fits = num_tokens == plan.batch.num_tokens and width % spec.head_dim == 0 and num_heads > 0
-    if not fits or not qkv.is_contiguous() or qkv.dtype not in DTYPE_CODES:
-        raise ValueError(
-            f"qkv is {tuple(qkv.shape)} {qkv.dtype}; contiguous rows of {plan.batch.num_tokens} tokens were planned, "
-            f"query heads and 2 * {spec.num_kv_heads} key and value heads of {spec.head_dim}"
-        )
-    if plan.blocks != (spec.num_blocks, spec.block_size):
-        raise ValueError(f"the plan was made for a cache of {plan.blocks[0]} blocks of {plan.blocks[1]} tokens")
-    return num_heads
-
-
-def _check_weight(weight: Tensor, head_dim: int, dtype: torch.dtype) -> None:
-    if weight.shape != (head_dim,) or weight.dtype != dtype or not weight.is_contiguous():
-        raise ValueError(f"a norm's weight is {tuple(weight.shape)} {weight.dtype}, must be ({head_dim},) {dtype}")
-
-
-def _own_cache(cache: KVCache) -> caches.CpuCache:
-    if not isinstance(cache, caches.CpuCache):
-        raise TypeError(f"the KV cache was allocated by another backend: {type(cache).__name__}")
-    return cache
-
-
-def _own_plan(plan: AttentionPlan) -> plans.CpuPlan:
-    if not isinstance(plan, plans.CpuPlan):
-        raise TypeError(f"the plan was made by another backend: {type(plan).__name__}")
-    return plan
