@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import re
 import subprocess
 import tempfile
@@ -67,19 +68,23 @@ def dry_run(capability: int) -> Iterator[list[Any]]:
             clear()
 
 
+_devices = itertools.count()
+
+
 class _DryDriver:
     """What Triton asks of a CUDA driver, answered without one."""
 
     def __init__(self, capability: int) -> None:
         self._capability = capability
+        self._device = next(_devices)
         self.utils = _DryUtils(capability)
 
     def launcher_cls(self, src: Any, metadata: Any) -> Any:
         return lambda *arguments, **named: None
 
     def get_current_device(self) -> int:
-        # Kernels are cached per device: each capability is a device of its own.
-        return self._capability
+        # Kernels are cached per device: each run is a device of its own, and compiles all that it launches.
+        return self._device
 
     def set_current_device(self, device: int) -> None: ...
 
