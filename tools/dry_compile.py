@@ -38,13 +38,14 @@ def missing_tools() -> list[str]:
 
 
 @contextlib.contextmanager
-def dry_run(capability: int) -> Iterator[list[Any]]:
+def dry_run(capability: int, is_fresh: bool = False) -> Iterator[list[Any]]:
     """Launches inside compile for `capability`; yields the list of the compiled kernels, in the order of first launch.
+    What earlier runs compiled is not compiled again, unless `is_fresh`.
 
     Raises triton.runtime.errors.OutOfResources for a kernel that needs more shared memory than the device has.
     """
     compiled: list[Any] = []
-    driver = _DryDriver(capability)
+    driver = _DryDriver(capability, next(_fresh_devices) if is_fresh else capability)
     initialise = compiler.CompiledKernel._init_handles
 
     def init_handles(kernel: Any) -> None:
@@ -68,22 +69,22 @@ def dry_run(capability: int) -> Iterator[list[Any]]:
             clear()
 
 
-_devices = itertools.count()
+# Kernels are cached per device. Each capability is a device, and each fresh run one more.
+_fresh_devices = itertools.count(1000)
 
 
 class _DryDriver:
     """What Triton asks of a CUDA driver, answered without one."""
 
-    def __init__(self, capability: int) -> None:
+    def __init__(self, capability: int, device: int) -> None:
+        self._device = device
         self._capability = capability
-        self._device = next(_devices)
         self.utils = _DryUtils(capability)
 
     def launcher_cls(self, src: Any, metadata: Any) -> Any:
         return lambda *arguments, **named: None
 
     def get_current_device(self) -> int:
-        # Kernels are cached per device: each run is a device of its own, and compiles all that it launches.
         return self._device
 
     def set_current_device(self, device: int) -> None: ...

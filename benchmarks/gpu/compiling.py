@@ -60,7 +60,7 @@ def compile_for(capability: int, say: Callable[[str], None]) -> dict[str, object
     place, shape = torch.device("cpu"), DeviceShape(capability, _MULTIPROCESSORS)
     backend, invariant = (CompilingBackend(place, is_invariant, shape=shape) for is_invariant in (False, True))
     bench = Bench(EagerDevice(), backend, invariant, COMPILED, math.inf, lambda line: None)
-    with dry_run(capability) as compiled:
+    with dry_run(capability, is_fresh=True) as compiled:
         for case in cases(has_fp8):
             case.run(backend, bench.place)
         step_table(bench, 1.0, has_fp8)
