@@ -1,4 +1,4 @@
-"""What every CPU backend checks of block ids and layers before it touches its cache. Knows specs, no layout."""
+"""What backends check of block ids, layers and plans before they touch a cache. Knows specs, no layout."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ def check_layer(spec: KVCacheSpec, layer: int) -> None:
     """Raises ValueError for a layer that the cache does not have."""
     if not 0 <= layer < spec.num_layers:
         raise ValueError(f"layer {layer} is not in 0..{spec.num_layers - 1}")
+
+
+def check_planned(blocks: tuple[int, int], spec: KVCacheSpec) -> None:
+    """Raises ValueError for a plan that was made for a cache of other (num_blocks, block_size)."""
+    if blocks != (spec.num_blocks, spec.block_size):
+        raise ValueError(f"the plan was made for a cache of {blocks[0]} blocks of {blocks[1]} tokens")
 
 
 def check_copy(src: KVCacheSpec, src_ids: Sequence[int], dst: KVCacheSpec, dst_ids: Sequence[int]) -> None:

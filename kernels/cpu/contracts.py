@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.api import AttentionPlan, KVCache
+from kernels.blocks import check_planned
 from kernels.cpu.cache import CpuCache
 from kernels.cpu.dtypes import DTYPE_CODES
 from kernels.cpu.plan import CpuPlan
@@ -25,8 +26,7 @@ def num_query_heads(qkv: Tensor, cache: CpuCache, plan: CpuPlan) -> int:
             f"qkv is {tuple(qkv.shape)} {qkv.dtype}; contiguous rows of {plan.batch.num_tokens} tokens were planned, "
             f"query heads and 2 * {spec.num_kv_heads} key and value heads of {spec.head_dim}"
         )
-    if plan.blocks != (spec.num_blocks, spec.block_size):
-        raise ValueError(f"the plan was made for a cache of {plan.blocks[0]} blocks of {plan.blocks[1]} tokens")
+    check_planned(plan.blocks, spec)
     return num_heads
 
 

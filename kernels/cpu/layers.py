@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels.api import FusableLayer, GatedActivation
+from kernels.blocks import check_planned
 from kernels.cpu.cache import CpuCache
 from kernels.cpu.dtypes import DTYPE_CODES, dtype_code
 from kernels.cpu.extension import native
@@ -91,8 +92,7 @@ def run(
             f"x is {x.dtype} and the cache has {spec.num_kv_heads} heads of {spec.head_dim}; the layers take "
             f"{stack.dtype} and give {stack.qkv_width} columns for {stack.num_heads} query heads, keys and values"
         )
-    if plan.blocks != (spec.num_blocks, spec.block_size):
-        raise ValueError(f"the plan was made for a cache of {plan.blocks[0]} blocks of {plan.blocks[1]} tokens")
+    check_planned(plan.blocks, spec)
     if plan.max_position >= stack.num_positions or not 0 <= num_layers <= min(len(stack.layers), len(cache.layers)):
         raise ValueError(
             f"{num_layers} layers at positions up to {plan.max_position}; there are {len(stack.layers)} layers that "

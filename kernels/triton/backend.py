@@ -28,6 +28,7 @@ from kernels.api import (
     Samples,
     SamplingBatch,
 )
+from kernels.blocks import check_planned
 from kernels.quantized import QuantizedWeight
 from kernels.triton import activations, kv_write, metadata, norms, quantized, quantized_layout, sampling
 from kernels.triton import cache as caches
@@ -197,8 +198,7 @@ def _check_qkv(qkv: Tensor, cache: caches.TritonCache, plan: metadata.TritonPlan
             f"qkv is {tuple(qkv.shape)}; contiguous rows of {plan.batch.num_tokens} tokens were planned, query heads "
             f"and 2 * {spec.num_kv_heads} key and value heads of {spec.head_dim}"
         )
-    if plan.blocks != (spec.num_blocks, spec.block_size):
-        raise ValueError(f"the plan was made for a cache of {plan.blocks[0]} blocks of {plan.blocks[1]} tokens")
+    check_planned(plan.blocks, spec)
     return num_heads
 
 
