@@ -106,7 +106,7 @@ class CpuBackend:
     def plan_attention(self, batch: RaggedBatch, cache: KVCache) -> AttentionPlan:
         own_cache = as_cpu_cache(cache)
         plan = plans.plan_attention(batch, own_cache.spec)
-        own_cache.pages.reach(int(plan.slots.max()) // own_cache.spec.block_size)
+        own_cache.pages.reach(plan.max_block)
         return plan
 
     def rope_write_kv(

@@ -28,6 +28,8 @@ class CpuPlan:
     # Addresses of query_starts, context_lens and block_tables, then num_rows, max_blocks and num_tokens.
     row_arguments: tuple[int, int, int, int, int, int]
     max_position: int
+    # Of those that the tokens are stored in.
+    max_block: int
 
 
 def plan_attention(batch: RaggedBatch, spec: KVCacheSpec) -> CpuPlan:
@@ -38,7 +40,7 @@ def plan_attention(batch: RaggedBatch, spec: KVCacheSpec) -> CpuPlan:
     starts, contexts, tables, positions = (
         x.data_ptr() for x in (batch.query_starts, batch.context_lens, batch.block_tables, batch.positions)
     )
-    fault = native().plan_slots(
+    found = native().plan_slots(
         starts,
         contexts,
         tables,
@@ -49,12 +51,12 @@ def plan_attention(batch: RaggedBatch, spec: KVCacheSpec) -> CpuPlan:
         spec.block_size,
         spec.num_blocks,
     )
-    if fault is not None:
-        raise ValueError(_describe(fault, max_blocks * spec.block_size, spec.num_blocks))
+    if not isinstance(found, int):
+        raise ValueError(_describe(found, max_blocks * spec.block_size, spec.num_blocks))
     rows = (starts, contexts, tables, batch.num_rows, max_blocks, batch.num_tokens)
     blocks = (spec.num_blocks, spec.block_size)
     highest = int(batch.context_lens.max()) - 1
-    return CpuPlan(batch, blocks, slots, slots.data_ptr(), positions, rows, highest)
+    return CpuPlan(batch, blocks, slots, slots.data_ptr(), positions, rows, highest, found // spec.block_size)
 
 
 def _check_tensors(batch: RaggedBatch) -> None:

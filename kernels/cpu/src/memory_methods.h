@@ -12,7 +12,7 @@ namespace {
 
 enum Fault : int { kNoTokens, kTooManyTokens, kTableTooShort, kBlockOutside, kWrongPosition };
 
-// Fills slots; a fault returns (fault, row, token, value) for the caller to word.
+// Fills slots and returns the highest of them; a fault returns (fault, row, token, value) for the caller to word.
 // (query_starts, context_lens, block_tables, positions, slots, num_rows, max_blocks, block_size, num_blocks)
 PyObject* plan_slots(PyObject*, PyObject* const* values, Py_ssize_t count) {
     Args in(values, count, 9);
@@ -23,6 +23,7 @@ PyObject* plan_slots(PyObject*, PyObject* const* values, Py_ssize_t count) {
     auto fault = [](Fault kind, int64_t row, int64_t token, int64_t value) {
         return Py_BuildValue("(iLLL)", kind, (long long)row, (long long)token, (long long)value);
     };
+    int64_t highest = 0;
     for (int64_t row = 0; row < num_rows; row++) {
         int64_t tokens = starts[row + 1] - starts[row], context = contexts[row];
         if (tokens < 1) return fault(kNoTokens, row, 0, tokens);
@@ -35,9 +36,10 @@ PyObject* plan_slots(PyObject*, PyObject* const* values, Py_ssize_t count) {
             int64_t token = starts[row] + t, position = context - tokens + t;
             if (positions[token] != position) return fault(kWrongPosition, row, token, position);
             slots[token] = static_cast<int64_t>(table[position / size]) * size + position % size;
+            if (slots[token] > highest) highest = slots[token];
         }
     }
-    Py_RETURN_NONE;
+    return PyLong_FromLongLong(highest);
 }
 
 // Each pair (src_ids[i], dst_ids[i]) in all layers; no block may be both source and destination.
