@@ -68,5 +68,15 @@ PyObject* run_released(Args& args, const Call& call) {
     Py_RETURN_NONE;
 }
 
+// As run_released for a call that gives a whole number.
+template <class Call>
+PyObject* count_released(Args& args, const Call& call) {
+    int64_t found = 0;
+    PyObject* none = run_released(args, [&] { found = call(); });
+    if (!none) return nullptr;
+    Py_DECREF(none);
+    return PyLong_FromLongLong(found);
+}
+
 }  // namespace
 }  // namespace octavo

@@ -1,6 +1,7 @@
 // The kernels as the table has them: each opens a team, of no more threads than it has tasks for, and walks through it.
 #pragma once
 #include "layers.h"
+#include "pack.h"
 #include "sampling.h"
 
 namespace calls {

@@ -61,12 +61,7 @@ PackArgs read_pack(Args& in) {
 PyObject* narrowest(PyObject*, PyObject* const* values, Py_ssize_t count) {
     Args in(values, count, 7);
     PackArgs a = read_pack(in);
-    if (!in.ok()) return nullptr;
-    int type;
-    Py_BEGIN_ALLOW_THREADS;
-    type = in.kernels().narrowest(a, in.threads);
-    Py_END_ALLOW_THREADS;
-    return PyLong_FromLong(type);
+    return count_released(in, [&] { return in.kernels().narrowest(a, in.threads); });
 }
 
 PyObject* pack(PyObject*, PyObject* const* values, Py_ssize_t count) {
@@ -83,12 +78,7 @@ PyObject* code_panels(PyObject*, PyObject* const* values, Py_ssize_t count) {
     CodeArgs a;
     a.panels = in, a.coded = in;
     a.columns = in.integer(), a.depth = in.integer(), a.capacity = in.integer();
-    int64_t used;
-    if (!in.ok()) return nullptr;
-    Py_BEGIN_ALLOW_THREADS;
-    used = in.kernels().code_panels(a, in.threads);
-    Py_END_ALLOW_THREADS;
-    return PyLong_FromLongLong(used);
+    return count_released(in, [&] { return in.kernels().code_panels(a, in.threads); });
 }
 
 // (context, x, out, rows, columns, depth, dtype, dtype of the panels, panels, coded panels or 0, bias)

@@ -1,7 +1,7 @@
 // x @ weight.T + bias over panels, cut into tasks. What is computed, to the bit, tiles say (linear_tile.h).
 #pragma once
+#include "block_panels.h"
 #include "coded_tile.h"
-#include "pack.h"
 
 // Rows of a task are read once for each panel: so many bytes of them should stay in a second-level cache.
 constexpr int64_t kMaxInputBytes = 256 * 1024;
@@ -13,12 +13,16 @@ constexpr int64_t kTaskProducts = 2'000'000;
 constexpr int64_t kMostPanelTasks = 24;
 constexpr int64_t kWidenedDepths = 64;
 
+// Says which kind of panel a task is for.
+template <class Panel>
+struct Kind {};
+
 // Rows [row, limit) against panels [begin, end): each panel meets all rows while it is in the second-level cache. Each
 // tile asks for a part of what comes next, so that none waits; into that cache alone, for the first is full of this
 // panel. Behind the last panel lies, as a rule, the matrix that is used next.
 template <class Panel>
-static void linear_task(const octavo::LinearArgs& a, const float* x, int64_t row, int64_t limit, int64_t begin,
-                        int64_t end) {
+static void linear_task(Kind<Panel>, const octavo::LinearArgs& a, const float* x, int64_t row, int64_t limit,
+                        int64_t begin, int64_t end) {
     const int first_rows = tile_rows(limit - row), most_panels = first_rows == limit - row ? tile_panels(first_rows) : 1;
     const int64_t tiles = num_tiles(row, limit), panel_items = a.depth * kPanelColumns;
     float* sums = tile_sums(limit - row, most_panels);
@@ -33,9 +37,8 @@ static void linear_task(const octavo::LinearArgs& a, const float* x, int64_t row
 }
 
 // As above over coded panels, of which a task has its rows in one tile.
-template <>
-void linear_task<CodedPanel>(const octavo::LinearArgs& a, const float* x, int64_t row, int64_t limit, int64_t begin,
-                             int64_t end) {
+static void linear_task(Kind<CodedPanel>, const octavo::LinearArgs& a, const float* x, int64_t row, int64_t limit,
+                        int64_t begin, int64_t end) {
     const int64_t panel_bytes = CodedPanel::bytes(a.depth);
     for (int64_t panel = begin; panel < end; panel++) {
         auto at = static_cast<const char*>(a.coded) + panel * panel_bytes;
@@ -45,8 +48,8 @@ void linear_task<CodedPanel>(const octavo::LinearArgs& a, const float* x, int64_
 
 // As above over panels of blocks: as many depths as a first-level cache holds are widened, and meet all rows.
 template <int BITS>
-static void block_task(const octavo::LinearArgs& a, const float* x, int64_t row, int64_t limit, int64_t begin,
-                       int64_t end) {
+static void linear_task(Kind<BlockPanel<BITS>>, const octavo::LinearArgs& a, const float* x, int64_t row,
+                        int64_t limit, int64_t begin, int64_t end) {
     using Panel = BlockPanel<BITS>;
     const int64_t panel_bytes = Panel::bytes(a.depth), tiles = num_tiles(row, limit);
     const int64_t step_bytes = (panel_bytes / a.depth + tiles - 1) / tiles;
@@ -62,18 +65,6 @@ static void block_task(const octavo::LinearArgs& a, const float* x, int64_t row,
             linear_tiles<F32Panel>(a, x, row, limit, {widened, panel, k, until, sums}, 1, ahead);
         }
     }
-}
-
-template <>
-void linear_task<BlockPanel<4>>(const octavo::LinearArgs& a, const float* x, int64_t row, int64_t limit, int64_t begin,
-                                int64_t end) {
-    block_task<4>(a, x, row, limit, begin, end);
-}
-
-template <>
-void linear_task<BlockPanel<8>>(const octavo::LinearArgs& a, const float* x, int64_t row, int64_t limit, int64_t begin,
-                                int64_t end) {
-    block_task<8>(a, x, row, limit, begin, end);
 }
 
 INLINE int64_t max_task_rows(int64_t depth) {
@@ -103,7 +94,7 @@ static void run_linear(const octavo::LinearArgs& a, const float* x, Walk& walk) 
         const int64_t row = task / panel_tasks * rows_each, panel = task % panel_tasks * panels_each;
         const int64_t limit = row + rows_each < a.rows ? row + rows_each : a.rows;
         const int64_t end = panel + panels_each < panels ? panel + panels_each : panels;
-        linear_task<Panel>(a, x, row, limit, panel, end);
+        linear_task(Kind<Panel>(), a, x, row, limit, panel, end);
     });
 }
 
