@@ -1,10 +1,9 @@
 """Times the scheduler core and checks, in virtual time, what its policies promise. `--json FILE` writes the figures.
 
-Timed, in CPU time: `plan` and `complete` in steady decode, against the number of rows, of waiting sequences and of
-blocks; the lookup of a long prefix; a fleet of 100 replicas in one process. Counted: memory per sequence. Simulated:
-what is in `scheduler_promises.py`. With `--vllm-python PATH` (an interpreter that has vllm) vLLM's own Scheduler class
-is timed beside ours. `--million` does one thing alone, for some minutes: a million distinct prompts, one after the
-other, and what each hundred thousand cost.
+Timed, in CPU time: what is in `scheduler_steps.py`; the lookup of a long prefix; a fleet of 100 replicas in one
+process. Counted: memory per sequence. Simulated: what is in `scheduler_promises.py`. With `--vllm-python PATH` (an
+interpreter that has vllm) vLLM's own Scheduler class is timed beside ours. `--million` does one thing alone, for some
+minutes: a million distinct prompts, one after the other, and what each hundred thousand cost.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import gc
 import json
 import pstats
 import resource
-import statistics
 import subprocess
 import time
 import tracemalloc
@@ -34,79 +32,11 @@ from benchmarks.scheduler_promises import (
     prefix_saving,
     unfilled_budget,
 )
+from benchmarks.scheduler_steps import against_pool, against_waiting, steady_decode
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.plan import StepPlan, StepResult
 from scheduler_svc.core.scheduler import Scheduler
 
-NUM_STEPS = 300
-
-
 # Timed ----------------------------------------------------------------------------------------------------------------
-
-
-class Decoder:
-    """One replica whose rows all decode, answered two plans deep by prepared results."""
-
-    def __init__(self, num_rows: int, num_waiting: int = 0, num_blocks: int | None = None) -> None:
-        random = Random(0)
-        self.core = Scheduler(CoreLimits(**UNBOUNDED))  # type: ignore[arg-type]
-        blocks = num_blocks or num_rows * 70
-        self.core.attach(replica_spec(num_device_blocks=blocks, num_slots=num_rows, max_step_tokens=8192), 0)
-        for number in range(num_rows):
-            prompt = [random.randrange(50_000) for _ in range(100 + number % 16)]
-            self.core.submit(request(number + 1, prompt, 900), 0)
-        self._plans: list[StepPlan] = []
-        self._now = 0
-        self._submit_waiting(num_rows, num_waiting)
-        while len(self.core.replicas[1].rows.steady) < num_rows:
-            self.step()
-        for _ in range(20):
-            self.step()
-
-    def _submit_waiting(self, first: int, num_waiting: int) -> None:
-        for number in range(num_waiting):
-            self.core.submit(request(first + number + 1, (1, 2, 3, number % 50_000), 100), 0)
-
-    def step(self) -> float:
-        """One plan and one answer; returns the seconds they took."""
-        self._now += 1_000_000
-        begin = time.thread_time()
-        plan = self.core.plan(1, self._now).plan
-        took = time.thread_time() - begin
-        if plan is not None:
-            self._plans.append(plan)
-        if len(self._plans) == 2 or plan is None:
-            answered = self._plans.pop(0)
-            num_sampled = list(self.core.replicas[1].rows.unanswered[0].num_to_sample)
-            result = StepResult(answered.incarnation, answered.step, num_sampled, [5] * sum(num_sampled))
-            begin = time.thread_time()
-            self.core.complete(1, result, self._now)
-            took += time.thread_time() - begin
-        return took
-
-
-def mean_step_ms(num_rows: int, num_waiting: int = 0, num_blocks: int | None = None) -> float:
-    """Mean over the steps; of three runs the least, for the machine's noise only adds."""
-    decoder = Decoder(num_rows, num_waiting, num_blocks)
-    gc.collect()
-    runs = [[decoder.step() for _ in range(NUM_STEPS // 3)] for _ in range(3)]
-    return round(min(statistics.mean(run) for run in runs) * 1e3, 4)
-
-
-def steady_decode() -> Figures:
-    """Plan and complete, milliseconds."""
-    return {str(rows): mean_step_ms(rows) for rows in (32, 256, 1024)}
-
-
-def against_waiting() -> Figures:
-    """The same at 256 rows, against what waits."""
-    figures: Figures = {str(num): mean_step_ms(256, num_waiting=num) for num in (10, 1_000, 100_000)}
-    return {**figures, "ratio 100000 : 10": round(float(figures["100000"]) / float(figures["10"]), 3)}  # type: ignore[arg-type]
-
-
-def against_pool() -> Figures:
-    """The same at 256 rows, against the size of the pool."""
-    return {str(num): mean_step_ms(256, num_blocks=num) for num in (20_000, 200_000, 2_000_000)}
 
 
 def long_prefix() -> Figures:
