@@ -1,4 +1,4 @@
-"""What backends check of block ids, layers and plans before they touch a cache. Knows specs, no layout."""
+"""What backends check of caches, block ids, layers and plans, whatever the layout. Knows specs alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,22 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.api import KVCacheSpec
+from kernels.api import KV_PARTITION, KVCacheSpec
+
+
+def check_block_size(spec: KVCacheSpec, least: int = 1) -> None:
+    """Raises ValueError for blocks that partitions of attention do not consist of."""
+    if spec.block_size < least or KV_PARTITION % spec.block_size:
+        raise ValueError(
+            f"block_size {spec.block_size} must be {least} or more and divide the attention partition of {KV_PARTITION}"
+        )
+
+
+def no_room(spec: KVCacheSpec) -> MemoryError:
+    return MemoryError(
+        f"a KV cache of {spec.num_bytes} bytes ({spec.num_blocks} blocks of {spec.bytes_per_block} bytes) "
+        "does not fit in memory; lower the number of blocks"
+    )
 
 
 def check_layer(spec: KVCacheSpec, layer: int) -> None:

@@ -1,7 +1,8 @@
 """`CpuBackend`: the kernel API over the C++ extension.
 
 Knows which call goes where and what the extension may trust: it follows addresses blindly, so shapes, types and
-contiguity are checked here and in contracts.py, as cheaply as attribute reads allow: a step makes hundreds of calls.
+contiguity are checked here and in kernels.contracts, as cheaply as attribute reads allow: a step makes hundreds of
+calls.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from kernels import contracts
 from kernels import linear as linears
 from kernels.api import (
     AttentionPlan,
@@ -33,9 +35,10 @@ from kernels.cpu import cache as caches
 from kernels.cpu import layers as stacks
 from kernels.cpu import plan as plans
 from kernels.cpu import products, sampling
-from kernels.cpu.contracts import as_cpu_cache, as_cpu_plan, check_norm_weight, num_query_heads
-from kernels.cpu.dtypes import DTYPE_CODES, dtype_code
+from kernels.cpu.cache import CpuCache
+from kernels.cpu.dtypes import dtype_code
 from kernels.cpu.extension import native, runnable_variants, variant_index
+from kernels.cpu.plan import CpuPlan
 
 # Enough for small models and tests; a worker says what its machine spares.
 DEFAULT_CODED_BYTES = 64 * 2**20
@@ -93,18 +96,18 @@ class CpuBackend:
         return caches.allocate(spec)
 
     def copy_blocks(self, src: KVCache, src_ids: Sequence[int], dst: KVCache, dst_ids: Sequence[int]) -> None:
-        caches.copy_blocks(as_cpu_cache(src), src_ids, as_cpu_cache(dst), dst_ids)
+        caches.copy_blocks(contracts.own_cache(src, CpuCache), src_ids, contracts.own_cache(dst, CpuCache), dst_ids)
 
     def export_blocks(self, cache: KVCache, layer: int, block_ids: Sequence[int]) -> Tensor:
-        return caches.export_blocks(as_cpu_cache(cache), layer, block_ids)
+        return caches.export_blocks(contracts.own_cache(cache, CpuCache), layer, block_ids)
 
     def import_blocks(self, cache: KVCache, layer: int, block_ids: Sequence[int], blocks: Tensor) -> None:
-        caches.import_blocks(as_cpu_cache(cache), layer, block_ids, blocks)
+        caches.import_blocks(contracts.own_cache(cache, CpuCache), layer, block_ids, blocks)
 
     # Attention
 
     def plan_attention(self, batch: RaggedBatch, cache: KVCache) -> AttentionPlan:
-        own_cache = as_cpu_cache(cache)
+        own_cache = contracts.own_cache(cache, CpuCache)
         plan = plans.plan_attention(batch, own_cache.spec)
         own_cache.pages.reach(plan.max_block)
         return plan
@@ -118,31 +121,24 @@ class CpuBackend:
         rope: RopeTable,
         qk_norm: QKNorm | None,
     ) -> None:
-        own_cache, own_plan = as_cpu_cache(cache), as_cpu_plan(plan)
-        num_heads = num_query_heads(qkv, own_cache, own_plan)
-        cos, sin = rope.cos, rope.sin
+        own_cache, own_plan = contracts.own_cache(cache, CpuCache), contracts.own_plan(plan, CpuPlan)
+        num_heads = contracts.num_query_heads(qkv, own_plan, own_cache.spec)
+        contracts.check_rotation(rope, qk_norm, own_cache.spec.head_dim, own_plan.max_position + 1)
         q_weight, k_weight, eps, weight_dtype = 0, 0, 0.0, qkv.dtype
         if qk_norm is not None:
-            weight_dtype = qk_norm.q_weight.dtype
-            check_norm_weight(qk_norm.q_weight, own_cache.spec.head_dim, weight_dtype)
-            check_norm_weight(qk_norm.k_weight, own_cache.spec.head_dim, weight_dtype)
             q_weight, k_weight, eps = qk_norm.q_weight.data_ptr(), qk_norm.k_weight.data_ptr(), qk_norm.eps
-        if len(cos) <= own_plan.max_position or cos.shape != sin.shape or cos.dtype != torch.float32:
-            raise ValueError(
-                f"rope has {tuple(cos.shape)} cosines and {tuple(sin.shape)} sines of {cos.dtype}; the step needs fp32 "
-                f"and positions up to {own_plan.max_position}"
-            )
+            weight_dtype = qk_norm.q_weight.dtype
         self._native.rope_write_kv(
             self._context,
             qkv.data_ptr(),
             own_plan.batch.num_tokens,
             num_heads,
-            DTYPE_CODES[qkv.dtype],
+            dtype_code(qkv.dtype),
             own_plan.slots_address,
             own_plan.positions_address,
-            cos.data_ptr(),
-            sin.data_ptr(),
-            cos.shape[1],
+            rope.cos.data_ptr(),
+            rope.sin.data_ptr(),
+            rope.cos.shape[1],
             q_weight,
             k_weight,
             eps,
@@ -151,15 +147,9 @@ class CpuBackend:
         )
 
     def attention(self, qkv: Tensor, cache: KVCache, layer: int, plan: AttentionPlan, spec: AttentionSpec) -> Tensor:
-        own_cache, own_plan = as_cpu_cache(cache), as_cpu_plan(plan)
-        num_heads = num_query_heads(qkv, own_cache, own_plan)
-        if num_heads != spec.num_heads or num_heads % own_cache.spec.num_kv_heads:
-            raise ValueError(
-                f"qkv holds {num_heads} query heads, the layer {spec.num_heads}: they must be equal and a multiple of "
-                f"{own_cache.spec.num_kv_heads} key and value heads"
-            )
-        if spec.scale <= 0 or (spec.window is not None and spec.window < 1):
-            raise ValueError(f"scale {spec.scale} and window {spec.window} must be positive")
+        own_cache, own_plan = contracts.own_cache(cache, CpuCache), contracts.own_plan(plan, CpuPlan)
+        num_heads = contracts.num_query_heads(qkv, own_plan, own_cache.spec)
+        contracts.check_attention(spec, num_heads)
         out = qkv.new_empty((qkv.shape[0], num_heads * own_cache.spec.head_dim))
         self._native.attention(
             self._context,
@@ -167,7 +157,7 @@ class CpuBackend:
             out.data_ptr(),
             *own_plan.row_arguments,
             num_heads,
-            DTYPE_CODES[qkv.dtype],
+            dtype_code(qkv.dtype),
             spec.scale,
             spec.window,
             spec.soft_cap,
@@ -202,15 +192,13 @@ class CpuBackend:
         return self._norm(x, None, weight, eps)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        if residual.shape != x.shape or not residual.is_contiguous():
-            raise ValueError(f"residual is {tuple(residual.shape)}, must be x's {tuple(x.shape)}, contiguous")
+        contracts.check_residual(residual, x)
         return self._norm(x, residual, weight, eps)
 
     def _norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
         x = x if x.is_contiguous() else x.contiguous()
         rows, hidden = x.shape
-        if weight.shape != (hidden,) or not weight.is_contiguous():
-            raise ValueError(f"weight is {tuple(weight.shape)}, must be ({hidden},), contiguous")
+        contracts.check_norm(weight, hidden)
         out = torch.empty_like(x)
         code = dtype_code(x.dtype)
         residual_code, address = (0, 0) if residual is None else (dtype_code(residual.dtype), residual.data_ptr())
@@ -259,7 +247,8 @@ class CpuBackend:
             return None
 
         def run(num_layers: int, x: Tensor, residual: Tensor, cache: KVCache, plan: AttentionPlan) -> None:
-            stacks.run(self._context, stack, num_layers, x, residual, as_cpu_plan(plan), as_cpu_cache(cache))
+            own = contracts.own_plan(plan, CpuPlan), contracts.own_cache(cache, CpuCache)
+            stacks.run(self._context, stack, num_layers, x, residual, *own)
 
         return run
 

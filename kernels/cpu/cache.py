@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.api import KV_PARTITION, KVCacheSpec
-from kernels.blocks import block_index, check_canonical, check_copy
+from kernels.api import KVCacheSpec
+from kernels.blocks import block_index, check_block_size, check_canonical, check_copy, check_layer, no_room
 from kernels.cpu.dtypes import dtype_code
 from kernels.cpu.extension import native
 from kernels.cpu.pages import PagesAhead
@@ -36,15 +36,13 @@ class CpuCache:
 
     def layer_arguments(self, layer: int) -> tuple[int, int, int, int, int, int]:
         """Raises ValueError for a layer that the cache does not have."""
-        if not 0 <= layer < len(self.layers):
-            raise ValueError(f"layer {layer} is not in 0..{len(self.layers) - 1}")
+        check_layer(self.spec, layer)
         return self.layers[layer]
 
 
 def allocate(spec: KVCacheSpec) -> CpuCache:
     """A zeroed cache. Raises ValueError for a shape the kernels do not take, MemoryError when it does not fit."""
-    if spec.block_size < 2 or KV_PARTITION % spec.block_size:
-        raise ValueError(f"block_size {spec.block_size} must be even and divide the partition of {KV_PARTITION} tokens")
+    check_block_size(spec, least=2)
     if spec.head_dim % _TILE or not 0 < spec.head_dim <= _MAX_HEAD_DIM:
         raise ValueError(f"head_dim {spec.head_dim} must be a multiple of {_TILE} up to {_MAX_HEAD_DIM}")
     shape = (spec.num_layers, spec.num_blocks, spec.num_kv_heads, 2, _padded_positions(spec) * spec.head_dim)
@@ -52,10 +50,7 @@ def allocate(spec: KVCacheSpec) -> CpuCache:
     try:
         data = _zero_pages(math.prod(shape), spec.dtype).view(shape)
     except OSError as error:
-        raise MemoryError(
-            f"a KV cache of {spec.num_bytes} bytes ({spec.num_blocks} blocks of {spec.bytes_per_block} bytes) "
-            "does not fit in memory; lower the number of blocks"
-        ) from error
+        raise no_room(spec) from error
     native().advise_huge_pages(data.data_ptr(), data.numel() * data.element_size())
     stride = data.stride(0) * data.element_size()
     shape_arguments = (spec.num_blocks, spec.block_size, spec.num_kv_heads, spec.head_dim, code)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels import contracts
 from kernels.api import FusableLayer, GatedActivation
 from kernels.blocks import check_planned
 from kernels.cpu.cache import CpuCache
@@ -132,18 +133,11 @@ def _matrices(layer: FusableLayer) -> tuple[CpuLinear, CpuLinear, CpuLinear, Cpu
 def _check(layer: FusableLayer, hidden_size: int, head_dim: int, dtype: torch.dtype) -> None:
     if any(matrix.dtype != dtype for matrix in _matrices(layer)):
         raise ValueError(f"every matrix must take {dtype}")
-    norms = (layer.attention_out_norm, layer.mlp_norm, layer.mlp_out_norm, layer.next_norm)
-    heads = () if layer.qk_norm is None else (layer.qk_norm.q_weight, layer.qk_norm.k_weight)
-    for weight, width in (*((norm, hidden_size) for norm in norms), *((norm, head_dim) for norm in heads)):
-        if weight is not None and (weight.shape != (width,) or not weight.is_contiguous()):
-            raise ValueError(f"a norm's weight is {tuple(weight.shape)}, must be ({width},), contiguous")
-    if heads and heads[0].dtype != heads[1].dtype:
-        raise ValueError(f"the norms of queries and keys are {heads[0].dtype} and {heads[1].dtype}, must be the same")
-    cos, sin, spec = layer.rope.cos, layer.rope.sin, layer.attention
-    if cos.shape != sin.shape or cos.dtype != torch.float32 or not (cos.is_contiguous() and sin.is_contiguous()):
-        raise ValueError(f"rope has {tuple(cos.shape)} cosines and {tuple(sin.shape)} sines of {cos.dtype}")
-    if spec.scale <= 0 or (spec.window is not None and spec.window < 1):
-        raise ValueError(f"scale {spec.scale} and window {spec.window} must be positive")
+    for weight in (layer.attention_out_norm, layer.mlp_norm, layer.mlp_out_norm, layer.next_norm):
+        if weight is not None:
+            contracts.check_norm(weight, hidden_size)
+    contracts.check_rotation(layer.rope, layer.qk_norm, head_dim, 1)
+    contracts.check_attention(layer.attention, layer.attention.num_heads)
 
 
 def _packed(layer: FusableLayer) -> bytes:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels.api import KVCacheSpec, RaggedBatch
+from kernels.contracts import check_batch, check_ends
 from kernels.cpu.extension import native
 
 
@@ -34,7 +35,8 @@ class CpuPlan:
 
 def plan_attention(batch: RaggedBatch, spec: KVCacheSpec) -> CpuPlan:
     """Validates a batch; raises ValueError naming the first offending row or tensor."""
-    _check_tensors(batch)
+    check_batch(batch)
+    check_ends(batch)
     slots = torch.empty(batch.num_tokens, dtype=torch.int64)
     max_blocks = batch.block_tables.shape[1]
     starts, contexts, tables, positions = (
@@ -57,24 +59,6 @@ def plan_attention(batch: RaggedBatch, spec: KVCacheSpec) -> CpuPlan:
     blocks = (spec.num_blocks, spec.block_size)
     highest = int(batch.context_lens.max()) - 1
     return CpuPlan(batch, blocks, slots, slots.data_ptr(), positions, rows, highest, found // spec.block_size)
-
-
-def _check_tensors(batch: RaggedBatch) -> None:
-    num_rows = batch.num_rows
-    expected = {
-        "query_starts": (batch.query_starts, (num_rows + 1,)),
-        "context_lens": (batch.context_lens, (num_rows,)),
-        "block_tables": (batch.block_tables, (num_rows, *batch.block_tables.shape[1:2])),
-        "positions": (batch.positions, (batch.num_tokens,)),
-    }
-    for name, (tensor, shape) in expected.items():
-        if tuple(tensor.shape) != tuple(shape) or len(shape) != tensor.dim():
-            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, must have {tuple(shape)} for {num_rows} rows")
-        if tensor.dtype != torch.int32 or not tensor.is_contiguous():
-            raise ValueError(f"{name} must be contiguous int32, is {tensor.dtype} with strides {tensor.stride()}")
-    starts = batch.query_starts
-    if num_rows < 1 or int(starts[0]) != 0 or int(starts[-1]) != batch.num_tokens:
-        raise ValueError(f"query_starts must run from 0 to num_tokens {batch.num_tokens} over at least one row")
 
 
 def _describe(fault: tuple[int, int, int, int], capacity: int, num_blocks: int) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels import contracts
 from kernels.api import Logprobs, Samples, SamplingBatch
 from kernels.cpu.dtypes import dtype_code
 from kernels.cpu.extension import native
@@ -77,8 +78,7 @@ def logprobs(context: int, logits: Tensor, token_ids: Tensor, num_top: int, voca
     """Of given tokens [L] under the rows of [L, padded_vocab]. Raises ValueError for ids outside the vocabulary."""
     logits = logits if logits.stride(-1) == 1 else logits.contiguous()
     token_ids = token_ids.to(torch.int64).contiguous()
-    if token_ids.shape != logits.shape[:1]:
-        raise ValueError(f"token_ids is {tuple(token_ids.shape)} for {logits.shape[0]} rows of logits")
+    contracts.check_token_ids(token_ids, logits)
     if len(token_ids) and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < vocab_size:
         raise ValueError(f"token_ids must lie in 0..{vocab_size - 1}")
     return _logprobs(context, _row_arguments(logits, vocab_size), None, token_ids, num_top)
@@ -86,8 +86,7 @@ def logprobs(context: int, logits: Tensor, token_ids: Tensor, num_top: int, voca
 
 def _row_arguments(logits: Tensor, vocab_size: int) -> tuple[int, int, int, int, int]:
     """Address, rows, stride, type and vocabulary."""
-    if logits.dim() != 2 or not 0 < vocab_size <= logits.shape[1]:
-        raise ValueError(f"logits is {tuple(logits.shape)}, must be [rows, at least the vocabulary's {vocab_size}]")
+    contracts.check_logits(logits, vocab_size)
     return logits.data_ptr(), logits.shape[0], logits.stride(0), dtype_code(logits.dtype), vocab_size
 
 
@@ -95,8 +94,7 @@ def _logprobs(
     context: int, row_arguments: tuple[int, int, int, int, int], rows: Tensor | None, token_ids: Tensor, num_top: int
 ) -> Logprobs:
     vocab_size = row_arguments[4]
-    if not 0 <= num_top <= min(vocab_size, _MAX_ALTERNATIVES):
-        raise ValueError(f"num_top {num_top} must be in 0..{min(vocab_size, _MAX_ALTERNATIVES)}")
+    contracts.check_num_top(num_top, min(vocab_size, _MAX_ALTERNATIVES))
     count = len(token_ids) if rows is None else len(rows)
     result = Logprobs(
         torch.empty(count, dtype=torch.float32),

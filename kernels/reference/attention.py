@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.api import KV_PARTITION, AttentionSpec, QKNorm, RopeTable
+from kernels.contracts import check_attention, check_rotation, num_query_heads
 from kernels.reference.cache import ReferenceCache, bits
 from kernels.reference.elementary import exp, tanh
 from kernels.reference.norms import rms_normalise
@@ -30,6 +31,7 @@ def rope_write_kv(
     """Normalises and rotates queries in place; stores normalised, rotated keys and plain values."""
     spec = cache.spec
     heads = _split_heads(qkv, cache, plan)
+    check_rotation(rope, qk_norm, spec.head_dim, plan.batch.max_context_len)
     num_kv_heads = spec.num_kv_heads
     query, key, value = (
         heads[:, : -2 * num_kv_heads],
@@ -62,15 +64,9 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _split_heads(qkv: Tensor, cache: ReferenceCache, plan: ReferencePlan) -> Tensor:
-    """[num_tokens, heads, head_dim] as a view; raises ValueError for another number of tokens or a broken width."""
-    head_dim, num_kv_heads = cache.spec.head_dim, cache.spec.num_kv_heads
-    num_heads = qkv.shape[-1] // head_dim - 2 * num_kv_heads
-    if qkv.shape[0] != plan.batch.num_tokens or qkv.shape[-1] % head_dim or num_heads < 1 or num_heads % num_kv_heads:
-        raise ValueError(
-            f"qkv is {tuple(qkv.shape)}; {plan.batch.num_tokens} tokens of heads of {head_dim} with {num_kv_heads} "
-            "key and value heads, and a multiple of that of query heads, were planned"
-        )
-    return qkv.view(qkv.shape[0], -1, head_dim)
+    """[num_tokens, heads, head_dim] as a view, once it fits cache and plan."""
+    num_query_heads(qkv, plan, cache.spec)
+    return qkv.view(qkv.shape[0], -1, cache.spec.head_dim)
 
 
 @dataclass(frozen=True)
@@ -87,8 +83,7 @@ def attention(qkv: Tensor, cache: ReferenceCache, layer: int, plan: ReferencePla
     """Softmax attention of each query over its row's cached positions, [num_tokens, num_heads * head_dim]."""
     heads = _split_heads(qkv, cache, plan)
     num_tokens, num_kv_heads, head_dim = qkv.shape[0], cache.spec.num_kv_heads, cache.spec.head_dim
-    if heads.shape[1] != spec.num_heads + 2 * num_kv_heads:
-        raise ValueError(f"qkv holds {heads.shape[1] - 2 * num_kv_heads} query heads, the layer {spec.num_heads}")
+    check_attention(spec, heads.shape[1] - 2 * num_kv_heads)
     query = heads[:, : spec.num_heads].view(num_tokens, num_kv_heads, -1, head_dim)
     # Scales of an fp8 cache are undone where they cost least: on queries and on the result.
     key_scale, value_scale = cache.spec.layer_scales(layer)

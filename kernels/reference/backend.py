@@ -22,10 +22,13 @@ from kernels.api import (
     Samples,
     SamplingBatch,
 )
+from kernels.contracts import own_cache, own_plan
 from kernels.reference import attention as attentions
 from kernels.reference import cache as caches
 from kernels.reference import norms, sampling
 from kernels.reference import plan as plans
+from kernels.reference.cache import ReferenceCache
+from kernels.reference.plan import ReferencePlan
 
 # Query heads per KV head that models have; others are probed when they first attend.
 _USUAL_GROUPS = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -56,13 +59,13 @@ class ReferenceBackend:
         return caches.allocate(spec)
 
     def copy_blocks(self, src: KVCache, src_ids: Sequence[int], dst: KVCache, dst_ids: Sequence[int]) -> None:
-        caches.copy_blocks(_own_cache(src), src_ids, _own_cache(dst), dst_ids)
+        caches.copy_blocks(own_cache(src, ReferenceCache), src_ids, own_cache(dst, ReferenceCache), dst_ids)
 
     def export_blocks(self, cache: KVCache, layer: int, block_ids: Sequence[int]) -> Tensor:
-        return caches.export_blocks(_own_cache(cache), layer, block_ids)
+        return caches.export_blocks(own_cache(cache, ReferenceCache), layer, block_ids)
 
     def import_blocks(self, cache: KVCache, layer: int, block_ids: Sequence[int], blocks: Tensor) -> None:
-        caches.import_blocks(_own_cache(cache), layer, block_ids, blocks)
+        caches.import_blocks(own_cache(cache, ReferenceCache), layer, block_ids, blocks)
 
     def plan_attention(self, batch: RaggedBatch, cache: KVCache) -> AttentionPlan:
         return plans.plan_attention(batch, cache.spec)
@@ -76,11 +79,12 @@ class ReferenceBackend:
         rope: RopeTable,
         qk_norm: QKNorm | None,
     ) -> None:
-        attentions.rope_write_kv(qkv, _own_cache(cache), layer, _own_plan(plan), rope, qk_norm)
+        own = own_cache(cache, ReferenceCache), layer, own_plan(plan, ReferencePlan)
+        attentions.rope_write_kv(qkv, *own, rope, qk_norm)
 
     def attention(self, qkv: Tensor, cache: KVCache, layer: int, plan: AttentionPlan, spec: AttentionSpec) -> Tensor:
         self._probe_attention(spec.num_heads // cache.spec.num_kv_heads, cache.spec.head_dim)
-        return attentions.attention(qkv, _own_cache(cache), layer, _own_plan(plan), spec)
+        return attentions.attention(qkv, own_cache(cache, ReferenceCache), layer, own_plan(plan, ReferencePlan), spec)
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
         packed, doubt = linears.pack(weight, bias)
@@ -126,15 +130,3 @@ def _variant() -> str:
     if linears.onednn_supports(torch.bfloat16):
         products += "_bf16"
     return f"{products}_{torch.backends.cpu.get_cpu_capability().lower()}"
-
-
-def _own_cache(cache: KVCache) -> caches.ReferenceCache:
-    if not isinstance(cache, caches.ReferenceCache):
-        raise TypeError(f"the KV cache was allocated by another backend: {type(cache).__name__}")
-    return cache
-
-
-def _own_plan(plan: AttentionPlan) -> plans.ReferencePlan:
-    if not isinstance(plan, plans.ReferencePlan):
-        raise TypeError(f"the plan was made by another backend: {type(plan).__name__}")
-    return plan

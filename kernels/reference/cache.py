@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.api import KV_PARTITION, KVCacheSpec
-from kernels.blocks import block_index, check_canonical, check_copy, check_layer
+from kernels.api import KVCacheSpec
+from kernels.blocks import block_index, check_block_size, check_canonical, check_copy, check_layer, no_room
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,12 @@ def allocate(spec: KVCacheSpec) -> ReferenceCache:
 
     An fp8 cache is float8_e4m3fn.
     """
-    if spec.block_size < 1 or KV_PARTITION % spec.block_size:
-        raise ValueError(f"block_size {spec.block_size} must divide the attention partition of {KV_PARTITION} tokens")
+    check_block_size(spec)
     shape = (spec.num_layers, 2, spec.num_kv_heads, spec.num_blocks, spec.block_size, spec.head_dim)
     try:
         return ReferenceCache(spec, torch.zeros(shape, dtype=spec.dtype))
     except RuntimeError as error:
-        raise MemoryError(
-            f"a KV cache of {spec.num_bytes} bytes ({spec.num_blocks} blocks of {spec.bytes_per_block} bytes) "
-            "does not fit in memory; lower the number of blocks"
-        ) from error
+        raise no_room(spec) from error
 
 
 def copy_blocks(src: ReferenceCache, src_ids: Sequence[int], dst: ReferenceCache, dst_ids: Sequence[int]) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels.api import KV_PARTITION, KVCacheSpec, RaggedBatch
+from kernels.contracts import check_batch, check_ends
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,16 @@ class ReferencePlan:
     """A step's attention plan; the work of each sliding window is derived when a layer first asks."""
 
     batch: RaggedBatch
-    block_size: int
+    # The shape of cache it was checked against: (num_blocks, block_size).
+    blocks: tuple[int, int]
     # [num_tokens] int64: where each token is stored, block * block_size + offset.
     slots: Tensor
     positions: Tensor
     _works: dict[int | None, tuple[PartitionWork, ...]] = field(default_factory=dict)
+
+    @property
+    def block_size(self) -> int:
+        return self.blocks[1]
 
     def works(self, window: int | None) -> tuple[PartitionWork, ...]:
         """The partitions in ascending order."""
@@ -80,24 +86,15 @@ def plan_attention(batch: RaggedBatch, spec: KVCacheSpec) -> ReferencePlan:
             f"its context length says {int(expected[token])}"
         )
     blocks = batch.block_tables[rows, positions // spec.block_size].to(torch.int64)
-    return ReferencePlan(batch, spec.block_size, blocks * spec.block_size + positions % spec.block_size, positions)
+    slots = blocks * spec.block_size + positions % spec.block_size
+    return ReferencePlan(batch, (spec.num_blocks, spec.block_size), slots, positions)
 
 
 def _checked_rows(batch: RaggedBatch, spec: KVCacheSpec) -> tuple[Tensor, Tensor]:
     """Query starts and context lengths as int64, once their shapes and ranges hold."""
-    num_rows = batch.num_rows
-    shapes = {
-        "query_starts": (batch.query_starts.shape, (num_rows + 1,)),
-        "context_lens": (batch.context_lens.shape, (num_rows,)),
-        "block_tables": (batch.block_tables.shape, (num_rows, *batch.block_tables.shape[1:2])),
-        "positions": (batch.positions.shape, (batch.num_tokens,)),
-    }
-    for name, (shape, wanted) in shapes.items():
-        if tuple(shape) != tuple(wanted):
-            raise ValueError(f"{name} has shape {tuple(shape)}, must have {tuple(wanted)} for {num_rows} rows")
+    check_batch(batch)
+    check_ends(batch)
     starts, contexts = batch.query_starts.to(torch.int64), batch.context_lens.to(torch.int64)
-    if num_rows < 1 or int(starts[0]) != 0 or int(starts[-1]) != batch.num_tokens:
-        raise ValueError(f"query_starts must run from 0 to num_tokens {batch.num_tokens} over at least one row")
     counts = starts[1:] - starts[:-1]
     capacity = batch.block_tables.shape[1] * spec.block_size
     tables = batch.block_tables

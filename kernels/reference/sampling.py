@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.api import Logprobs, Samples, SamplingBatch, uniforms
+from kernels.contracts import check_num_top
 from kernels.reference.elementary import exp, log, sum_last_
 
 # Gumbel(u) lies within -2.82 and 16.64 for every u that `uniforms` can give: a token this far below the likeliest
@@ -102,8 +103,7 @@ def _within_top(scores: Tensor, scaled: Tensor, batch: SamplingBatch, row: int) 
 
 def logprobs(logits: Tensor, token_ids: Tensor, num_top: int, vocab_size: int) -> Logprobs:
     """Logprobs of given tokens and the `num_top` likeliest; raises ValueError when that is more than the vocabulary."""
-    if not 0 <= num_top <= vocab_size:
-        raise ValueError(f"num_top {num_top} must be in 0..{vocab_size}, the vocabulary")
+    check_num_top(num_top, vocab_size)
     cuts = range(0, max(1, len(logits)), _LOGPROB_ROWS_AT_ONCE)
     pieces = [
         _logprobs(logits[rows, :vocab_size].float(), token_ids[rows], num_top)

@@ -28,14 +28,16 @@ from kernels.api import (
     Samples,
     SamplingBatch,
 )
-from kernels.blocks import check_planned
+from kernels.contracts import check_attention, num_query_heads, own_cache, own_plan
 from kernels.quantized import QuantizedWeight
 from kernels.triton import activations, kv_write, metadata, norms, quantized, quantized_layout, sampling
 from kernels.triton import cache as caches
 from kernels.triton import linear as linears
+from kernels.triton.cache import TritonCache
 from kernels.triton.configs import architecture
 from kernels.triton.decode import decode_attention
 from kernels.triton.layer import DeviceShape, LayerAttention, layer_attention
+from kernels.triton.metadata import TritonPlan
 from kernels.triton.prefill import prefill_attention
 
 
@@ -84,13 +86,13 @@ class TritonBackend:
         return caches.allocate(spec, self._device, pinned=True)
 
     def copy_blocks(self, src: KVCache, src_ids: Sequence[int], dst: KVCache, dst_ids: Sequence[int]) -> None:
-        caches.copy_blocks(_own_cache(src), src_ids, _own_cache(dst), dst_ids)
+        caches.copy_blocks(own_cache(src, TritonCache), src_ids, own_cache(dst, TritonCache), dst_ids)
 
     def export_blocks(self, cache: KVCache, layer: int, block_ids: Sequence[int]) -> Tensor:
-        return caches.export_blocks(_own_cache(cache), layer, block_ids)
+        return caches.export_blocks(own_cache(cache, TritonCache), layer, block_ids)
 
     def import_blocks(self, cache: KVCache, layer: int, block_ids: Sequence[int], blocks: Tensor) -> None:
-        caches.import_blocks(_own_cache(cache), layer, block_ids, blocks)
+        caches.import_blocks(own_cache(cache, TritonCache), layer, block_ids, blocks)
 
     # Attention
 
@@ -111,21 +113,19 @@ class TritonBackend:
         rope: RopeTable,
         qk_norm: QKNorm | None,
     ) -> None:
-        own_cache, own_plan = _own_cache(cache), _own_plan(plan)
-        _check_qkv(qkv, own_cache, own_plan)
-        kv_write.rope_write_kv(qkv, own_cache, layer, own_plan, (rope, qk_norm), self._shape.rotated_pairs)
+        kept, planned = own_cache(cache, TritonCache), own_plan(plan, TritonPlan)
+        num_query_heads(qkv, planned, kept.spec)
+        kv_write.rope_write_kv(qkv, kept, layer, planned, (rope, qk_norm), self._shape.rotated_pairs)
 
     def attention(self, qkv: Tensor, cache: KVCache, layer: int, plan: AttentionPlan, spec: AttentionSpec) -> Tensor:
-        own_cache, own_plan = _own_cache(cache), _own_plan(plan)
-        num_heads = _check_qkv(qkv, own_cache, own_plan)
-        if num_heads != spec.num_heads:
-            raise ValueError(f"qkv holds {num_heads} query heads, the layer {spec.num_heads}")
-        how = self._layer(spec, own_cache.spec, layer, qkv.dtype)
-        out = torch.empty((qkv.shape[0], num_heads * how.head_dim), dtype=qkv.dtype, device=qkv.device)
-        if own_plan.has_decode:
-            decode_attention(qkv, own_cache.layers[layer], own_plan, how, out)
-        if own_plan.has_prefill:
-            prefill_attention(qkv, own_cache.layers[layer], own_plan, how, out)
+        kept, planned = own_cache(cache, TritonCache), own_plan(plan, TritonPlan)
+        check_attention(spec, num_query_heads(qkv, planned, kept.spec))
+        how = self._layer(spec, kept.spec, layer, qkv.dtype)
+        out = torch.empty((qkv.shape[0], spec.num_heads * how.head_dim), dtype=qkv.dtype, device=qkv.device)
+        if planned.has_decode:
+            decode_attention(qkv, kept.layers[layer], planned, how, out)
+        if planned.has_prefill:
+            prefill_attention(qkv, kept.layers[layer], planned, how, out)
         return out
 
     def _layer(self, spec: AttentionSpec, cache: KVCacheSpec, layer: int, query: torch.dtype) -> LayerAttention:
@@ -185,30 +185,3 @@ def device_shape(device: torch.device) -> DeviceShape:
     major, minor = torch.cuda.get_device_capability(device)
     properties = torch.cuda.get_device_properties(device)
     return DeviceShape(architecture(10 * major + minor), properties.multi_processor_count)
-
-
-def _check_qkv(qkv: Tensor, cache: caches.TritonCache, plan: metadata.TritonPlan) -> int:
-    """Query heads in qkv; raises ValueError for a tensor that does not fit the plan and the cache."""
-    spec = cache.spec
-    num_tokens, width = qkv.shape
-    num_heads = width // spec.head_dim - 2 * spec.num_kv_heads
-    fits = num_tokens == plan.batch.num_tokens and width % spec.head_dim == 0 and num_heads > 0
-    if not fits or num_heads % spec.num_kv_heads or not qkv.is_contiguous():
-        raise ValueError(
-            f"qkv is {tuple(qkv.shape)}; contiguous rows of {plan.batch.num_tokens} tokens were planned, query heads "
-            f"and 2 * {spec.num_kv_heads} key and value heads of {spec.head_dim}"
-        )
-    check_planned(plan.blocks, spec)
-    return num_heads
-
-
-def _own_cache(cache: KVCache) -> caches.TritonCache:
-    if not isinstance(cache, caches.TritonCache):
-        raise TypeError(f"the KV cache was allocated by another backend: {type(cache).__name__}")
-    return cache
-
-
-def _own_plan(plan: AttentionPlan) -> metadata.TritonPlan:
-    if not isinstance(plan, metadata.TritonPlan):
-        raise TypeError(f"the plan was made by another backend: {type(plan).__name__}")
-    return plan

@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.api import KV_PARTITION, KVCacheSpec
-from kernels.blocks import block_index, check_canonical, check_copy, check_layer
+from kernels.api import KVCacheSpec
+from kernels.blocks import block_index, check_block_size, check_canonical, check_copy, check_layer, no_room
 from kernels.cuda.block_copies import UNIT_BYTES, open_block_copier
 from kernels.triton.launch import UNFUSED
 
@@ -64,17 +64,12 @@ def allocate(spec: KVCacheSpec, device: torch.device, pinned: bool) -> TritonCac
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        raise MemoryError(
-            f"a KV cache of {spec.num_bytes} bytes ({spec.num_blocks} blocks of {spec.bytes_per_block} bytes) "
-            "does not fit in memory; lower the number of blocks"
-        ) from error
+        raise no_room(spec) from error
     return TritonCache(spec, data, tuple((layer[0], layer[1]) for layer in data))
 
 
 def _check_spec(spec: KVCacheSpec) -> None:
-    size = spec.block_size
-    if size < 1 or KV_PARTITION % size:
-        raise ValueError(f"block_size {size} must divide the attention partition of {KV_PARTITION} tokens")
+    check_block_size(spec)
     if spec.dtype not in DTYPES:
         raise ValueError(f"a KV cache of {spec.dtype} is not supported; use one of {', '.join(map(str, DTYPES))}")
     if spec.head_dim > 256 or spec.head_dim % 8:

@@ -6,12 +6,12 @@ halves that a rotation mixes are two tiles of one shape, so that every element i
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from kernels.api import QKNorm, RopeTable
+from kernels.contracts import check_rotation
 from kernels.triton.cache import TritonCache
 from kernels.triton.launch import UNFUSED
 from kernels.triton.metadata import TritonPlan
@@ -181,7 +181,7 @@ def rope_write_kv(
     spec, (rope, qk_norm) = cache.spec, rotation
     num_heads = qkv.shape[1] // spec.head_dim - 2 * spec.num_kv_heads
     half = rope.cos.shape[1]
-    _check(rope, qk_norm, plan, spec.head_dim)
+    check_rotation(rope, qk_norm, spec.head_dim, plan.batch.max_context_len)
     rest = spec.head_dim - 2 * half
     num_tokens = plan.batch.num_tokens
     programs = sum(triton.cdiv(num_tokens * n, num_pairs) for n in (num_heads, spec.num_kv_heads, spec.num_kv_heads))
@@ -216,17 +216,3 @@ def rope_write_kv(
         num_warps=4,
         **UNFUSED,
     )
-
-
-def _check(rope: RopeTable, qk_norm: QKNorm | None, plan: TritonPlan, head_dim: int) -> None:
-    cos, sin = rope.cos, rope.sin
-    if len(cos) < plan.batch.max_context_len or cos.shape != sin.shape or cos.dtype != torch.float32:
-        raise ValueError(
-            f"rope has {tuple(cos.shape)} cosines and {tuple(sin.shape)} sines of {cos.dtype}; the step needs fp32 "
-            f"and {plan.batch.max_context_len} positions"
-        )
-    if 2 * cos.shape[1] > head_dim or not (cos.is_contiguous() and sin.is_contiguous()):
-        raise ValueError(f"rope rotates {2 * cos.shape[1]} dimensions of a head of {head_dim}, from contiguous tables")
-    for weight in () if qk_norm is None else (qk_norm.q_weight, qk_norm.k_weight):
-        if weight.shape != (head_dim,) or not weight.is_contiguous() or weight.dtype != qk_norm.q_weight.dtype:  # type: ignore[union-attr]
-            raise ValueError(f"a norm's weight is {tuple(weight.shape)} {weight.dtype}, must be ({head_dim},)")

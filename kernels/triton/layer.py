@@ -140,11 +140,7 @@ class LayerAttention:
 def layer_attention(
     spec: AttentionSpec, cache: KVCacheSpec, layer: int, query: torch.dtype, device: DeviceShape, partitioned: bool
 ) -> LayerAttention:
-    """Raises ValueError for sizes, scales or dtypes that do not fit each other."""
-    if spec.num_heads % cache.num_kv_heads:
-        raise ValueError(f"num_heads {spec.num_heads} must be a multiple of the cache's {cache.num_kv_heads} KV heads")
-    if spec.scale <= 0 or (spec.window is not None and spec.window < 1):
-        raise ValueError(f"scale {spec.scale} and window {spec.window} must be positive")
+    """Raises ValueError for dtypes that do not fit each other, and for sizes without tiles."""
     key_scale, value_scale = cache.layer_scales(layer)
     return LayerAttention(
         spec=spec,

@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.api import KV_PARTITION, KVCacheSpec, RaggedBatch
+from kernels.contracts import check_batch
 from kernels.triton.launch import UNFUSED
 
 _ROWS_AT_ONCE = 256
@@ -219,7 +220,7 @@ class TritonPlan:
 
 def plan_attention(batch: RaggedBatch, spec: KVCacheSpec) -> TritonPlan:
     """Launches the row checks. Raises ValueError for wrong shapes; what tensors hold shows in `faults`."""
-    _check_shapes(batch)
+    check_batch(batch)
     device = batch.block_tables.device
     slots = torch.empty(batch.num_tokens, dtype=torch.int64, device=device)
     rows = torch.empty((2, batch.num_rows), dtype=torch.int32, device=device)
@@ -256,20 +257,3 @@ def fault_message(plan: TritonPlan) -> str:
     )
     count = int(plan.batch.query_starts[row + 1] - plan.batch.query_starts[row])
     return f"row {row} {fault} (tokens {count}, context length {int(plan.batch.context_lens[row])})"
-
-
-def _check_shapes(batch: RaggedBatch) -> None:
-    num_rows = batch.num_rows
-    if num_rows < 1:
-        raise ValueError(f"num_rows {num_rows}: query_starts must run from 0 to num_tokens over at least one row")
-    expected = {
-        "query_starts": (batch.query_starts, (num_rows + 1,)),
-        "context_lens": (batch.context_lens, (num_rows,)),
-        "block_tables": (batch.block_tables, (num_rows, *batch.block_tables.shape[1:2])),
-        "positions": (batch.positions, (batch.num_tokens,)),
-    }
-    for name, (tensor, shape) in expected.items():
-        if tuple(tensor.shape) != tuple(shape) or len(shape) != tensor.dim():
-            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, must have {tuple(shape)} for {num_rows} rows")
-        if tensor.dtype != torch.int32 or not tensor.is_contiguous():
-            raise ValueError(f"{name} must be contiguous int32, is {tensor.dtype} with strides {tensor.stride()}")

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.contracts import check_norm, check_residual
 from kernels.triton.launch import UNFUSED
 
 
@@ -34,10 +35,9 @@ def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> 
     rows, width = x.shape
     if x.stride(1) != 1:
         x = x.contiguous()
-    if weight.shape != (width,) or not weight.is_contiguous():
-        raise ValueError(f"weight is {tuple(weight.shape)}, must be ({width},), contiguous")
-    if residual is not None and (residual.shape != x.shape or not residual.is_contiguous()):
-        raise ValueError(f"residual is {tuple(residual.shape)}, must be x's {tuple(x.shape)}, contiguous")
+    check_norm(weight, width)
+    if residual is not None:
+        check_residual(residual, x)
     out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
     padded = triton.next_power_of_2(width)
     _rms_norm[(rows,)](

@@ -12,6 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
+from kernels import contracts
 from kernels.api import Logprobs, Samples, SamplingBatch
 from kernels.triton import sampling_logprobs
 from kernels.triton.launch import UNFUSED
@@ -117,12 +118,10 @@ def _choices(parts: _Parts, batch: SamplingBatch) -> tuple[Tensor, Tensor]:
 
 def logprobs(logits: Tensor, token_ids: Tensor, num_top: int, vocab_size: int) -> Logprobs:
     """Of given tokens [L] under the rows of [L, padded_vocab]. Raises ValueError for num_top or shapes."""
-    if token_ids.shape != logits.shape[:1]:
-        raise ValueError(f"token_ids is {tuple(token_ids.shape)} for {logits.shape[0]} rows of logits")
+    contracts.check_token_ids(token_ids, logits)
     return sampling_logprobs.logprobs(_checked(logits, vocab_size), None, token_ids, num_top, vocab_size)
 
 
 def _checked(logits: Tensor, vocab_size: int) -> Tensor:
-    if logits.dim() != 2 or not 0 < vocab_size <= logits.shape[1]:
-        raise ValueError(f"logits is {tuple(logits.shape)}, must be [rows, at least the vocabulary's {vocab_size}]")
+    contracts.check_logits(logits, vocab_size)
     return logits if logits.stride(1) == 1 else logits.contiguous()

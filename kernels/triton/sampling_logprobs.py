@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.api import Logprobs
+from kernels.contracts import check_num_top
 from kernels.triton.launch import UNFUSED
 from kernels.triton.sampling_numbers import NO_ID
 
@@ -99,9 +100,7 @@ def _join_logprobs(
 
 def logprobs(logits: Tensor, rows: Tensor | None, tokens: Tensor, num_top: int, vocab_size: int) -> Logprobs:
     """Of `tokens` [number of logits' rows] int64, for `rows` (int32; None: all). Raises ValueError for num_top."""
-    limit = min(vocab_size, MAX_ALTERNATIVES)
-    if not 0 <= num_top <= limit:
-        raise ValueError(f"num_top {num_top} must be in 0..{limit}")
+    check_num_top(num_top, min(vocab_size, MAX_ALTERNATIVES))
     count = logits.shape[0] if rows is None else len(rows)
     part = min(_PART, triton.next_power_of_2(vocab_size))
     num_parts = triton.cdiv(vocab_size, part)
