@@ -13,8 +13,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
+from operator import attrgetter
 from random import Random
+
+_JSON_TYPES: dict[object, tuple[type, ...]] = {"float": (int, float), "int": (int,), "str": (str,)}
+_LATEST_S = 1e9
+_LARGEST_SIGMA = 10.0
 
 
 @dataclass(frozen=True)
@@ -45,9 +50,12 @@ def parse_sizes(text: str) -> Sizes:
             return Sizes(text, lambda random: random.uniform(low, high))
         case "exponential", [mean]:
             return Sizes(text, lambda random: random.expovariate(1 / mean))
-        case "lognormal", [median, sigma]:
+        case "lognormal", [median, sigma] if sigma <= _LARGEST_SIGMA:
             return Sizes(text, lambda random: median * random.lognormvariate(0, sigma))
-    raise ValueError(f"{text!r} is none of N, uniform:LOW:HIGH, exponential:MEAN, lognormal:MEDIAN:SIGMA")
+    raise ValueError(
+        f"{text!r} is none of N, uniform:LOW:HIGH (LOW at most HIGH), exponential:MEAN, "
+        f"lognormal:MEDIAN:SIGMA (SIGMA at most {_LARGEST_SIGMA:g})"
+    )
 
 
 @dataclass(frozen=True)
@@ -66,9 +74,14 @@ class Entry:
         for name in ("prompt_tokens", "output_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("at_s", "prefix_tokens"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
+        if self.prefix_tokens < 0:
+            raise ValueError(f"prefix_tokens is {self.prefix_tokens}; it must be at least 0")
+        if not 0 <= self.at_s < _LATEST_S:
+            raise ValueError(f"at_s is {self.at_s}; it must be at least 0 and below {_LATEST_S:g}")
+
+
+_KINDS = {field.name: _JSON_TYPES[field.type] for field in fields(Entry)}
+_REQUIRED = [field.name for field in fields(Entry) if field.default is MISSING]
 
 
 @dataclass(frozen=True)
@@ -102,22 +115,28 @@ class Mix:
 
 
 def read_entries(lines: Iterable[str]) -> list[Entry]:
-    """The requests of a trace. Raises ValueError with the line's number for one that is none."""
-    kinds: dict[str, tuple[type, ...]] = {"at_s": (int, float), "tenant": (str,), "prefix": (str,)}
+    """The requests of a trace, by time. Raises ValueError with the line's number for one that is none."""
     found = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            fields = json.loads(line)
-            if not isinstance(fields, dict):
-                raise ValueError(f"it holds a {type(fields).__name__}, expected an object")
-            for name, value in fields.items():
-                if isinstance(value, bool) or not isinstance(value, kinds.get(name, (int,))):
-                    raise ValueError(f"{name} is {value!r}")
-            found.append(Entry(**fields))
-        except (TypeError, ValueError) as error:
+            found.append(_entry(json.loads(line)))
+        except ValueError as error:
             raise ValueError(f"line {number}: {error}") from None
     if not found:
         raise ValueError("it holds no request")
-    return found
+    return sorted(found, key=attrgetter("at_s"))
+
+
+def _entry(found: object) -> Entry:
+    if not isinstance(found, dict):
+        raise ValueError(f"it holds a {type(found).__name__}, expected an object")
+    for name, value in found.items():
+        if name not in _KINDS:
+            raise ValueError(f"{name!r} is none of {', '.join(_KINDS)}")
+        if isinstance(value, bool) or not isinstance(value, _KINDS[name]):
+            raise ValueError(f"{name} is {value!r}")
+    if missing := [name for name in _REQUIRED if name not in found]:
+        raise ValueError(f"it lacks {' and '.join(missing)}")
+    return Entry(**found)

@@ -14,7 +14,7 @@ from octavo.commands import command_line
 from octavo.commands.planning import PlanConfig
 from octavo.cost_model import CostModel, parse_costs
 from octavo.options import OptionError, from_args
-from octavo.workload import Mix, parse_sizes, read_entries
+from octavo.workload import Entry, Mix, parse_sizes, read_entries
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.scheduler import Scheduler
@@ -48,14 +48,15 @@ def plan(words: Sequence[str]) -> int:
     try:
         config = from_args(PlanConfig, namespace)
         limits = core_limits(from_args(SchedulerConfig, namespace))
-        arrivals = workload(config)
+        entries = workload(config)
         spec, costs = replica_spec(config), parse_costs(config.costs)
     except OptionError as error:
         command_line.refuse("octavo plan", [str(error)])
-    print("\n".join(heading(arrivals, spec, costs)))
+    coming = arrivals(entries, spec.max_model_len)
+    print("\n".join(heading(coming, num_cut(entries, spec.max_model_len), spec, costs)))
 
     def expect(num_replicas: int) -> Expectation:
-        return simulate(arrivals, replace(spec), num_replicas, limits, costs)
+        return simulate(coming, spec, num_replicas, limits, costs)
 
     if config.target_ttft_ms is None and config.target_tpot_ms is None:
         print("\n".join(report([expect(config.replicas or 1)])))
@@ -65,12 +66,11 @@ def plan(words: Sequence[str]) -> int:
     return 0 if chosen is not None else 1
 
 
-def workload(config: PlanConfig) -> list[Arrival]:
-    """The arrivals that the options describe. Raises OptionError."""
+def workload(config: PlanConfig) -> list[Entry]:
+    """The requests that the options describe, by time. Raises OptionError."""
     if config.trace is not None:
         try:
-            lines = Path(config.trace).read_text(encoding="utf-8").splitlines()
-            return arrivals(read_entries(lines), config.max_model_len)
+            return read_entries(Path(config.trace).read_text(encoding="utf-8").splitlines())
         except (OSError, ValueError) as error:
             raise OptionError("--trace", config.trace, str(error), "Write one JSON object a line") from None
     sizes = {}
@@ -88,7 +88,12 @@ def workload(config: PlanConfig) -> list[Arrival]:
         config.prefix_tokens,
         config.seed,
     )
-    return arrivals(mix.entries(), config.max_model_len)
+    return mix.entries()
+
+
+def num_cut(entries: Sequence[Entry], max_model_len: int) -> int:
+    """How many are longer than a sequence may be, so that their arrivals are cut."""
+    return sum(entry.prompt_tokens + entry.output_tokens > max_model_len for entry in entries)
 
 
 def replica_spec(config: PlanConfig) -> ReplicaSpec:
@@ -177,15 +182,20 @@ def meets_target(expectation: Expectation, config: PlanConfig) -> bool:
     return is_fast and not expectation.is_behind and summary.num_refused == 0
 
 
-def heading(arrivals: Sequence[Arrival], spec: ReplicaSpec, costs: CostModel) -> list[str]:
+def heading(arrivals: Sequence[Arrival], num_cut: int, spec: ReplicaSpec, costs: CostModel) -> list[str]:
     """What is simulated."""
-    span_s = max(1e-9, (arrivals[-1].at_ns - arrivals[0].at_ns) / 1e9)
+    span_s = (arrivals[-1].at_ns - arrivals[0].at_ns) / 1e9
     num_prompt = sum(len(arrival.request.prompt_token_ids) for arrival in arrivals)
     num_output = sum(arrival.num_output_tokens for arrival in arrivals)
     host = f", {spec.num_host_blocks} on the host" if spec.num_host_blocks else ""
+    when, rate = (
+        ("at once", "") if not span_s else (f"in {span_s:.1f} s", f", {num_output / span_s:.0f} output tokens/s")
+    )
+    cut = [f"          {num_cut} of them cut to the longest sequence, {spec.max_model_len} tokens"] if num_cut else []
     return [
-        f"workload  {len(arrivals)} requests in {span_s:.1f} s: {num_prompt / len(arrivals):.0f} prompt and "
-        f"{num_output / len(arrivals):.0f} output tokens each on average, {num_output / span_s:.0f} output tokens/s",
+        f"workload  {len(arrivals)} requests {when}: {num_prompt / len(arrivals):.0f} prompt and "
+        f"{num_output / len(arrivals):.0f} output tokens each on average{rate}",
+        *cut,
         f"replica   {spec.num_device_blocks} KV blocks of {spec.block_size} tokens{host}, {spec.num_slots} sequences, "
         f"{spec.max_step_tokens} tokens a step",
         f"costs     {costs.prefill_tokens_per_s:g} prompt tokens/s; a step {costs.step_ms:g} ms + {costs.row_us:g} us "

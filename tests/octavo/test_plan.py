@@ -23,7 +23,8 @@ COSTS = CostModel(prefill_tokens_per_s=1000, step_ms=10, row_us=0, kv_token_ns=0
 
 
 def expectation(config: PlanConfig, num_replicas: int = 1, costs: CostModel = COSTS) -> Expectation:
-    return simulate(workload(config), replica_spec(config), num_replicas, CoreLimits(), costs)
+    coming = arrivals(workload(config), config.max_model_len)
+    return simulate(coming, replica_spec(config), num_replicas, CoreLimits(), costs)
 
 
 def test_one_request_takes_what_its_steps_cost() -> None:
@@ -92,7 +93,7 @@ def test_lengths_are_drawn_as_described() -> None:
     assert 90 < sum(drawn) / len(drawn) < 110
     drawn = sorted(parse_sizes("lognormal:100:1").draw(random) for _ in range(4000))
     assert 90 < drawn[2000] < 110
-    for text in ("", "0", "-3", "inf", "uniform:5", "uniform:9:3", "normal:3:4", "5:6"):
+    for text in ("", "0", "-3", "inf", "uniform:5", "uniform:9:3", "normal:3:4", "5:6", "lognormal:9:99"):
         with pytest.raises(ValueError, match=r"holds|none of"):
             parse_sizes(text)
 
@@ -116,11 +117,14 @@ def test_a_trace_is_read_line_by_line() -> None:
     [
         ("[]", "line 2: it holds a list"),
         ("{", "line 2"),
-        ('{"at_s": 1}', "line 2.*prompt_tokens"),
+        ('{"at_s": 1}', "line 2: it lacks prompt_tokens and output_tokens"),
+        ('{"at_s": NaN, "prompt_tokens": 1, "output_tokens": 1}', "line 2: at_s is nan"),
+        ('{"at_s": 1e300, "prompt_tokens": 1, "output_tokens": 1}', r"line 2: at_s is 1e\+300; .* below 1e\+09"),
+        ('{"at_s": -1, "prompt_tokens": 1, "output_tokens": 1}', "line 2: at_s is -1"),
         ('{"at_s": "x", "prompt_tokens": 1, "output_tokens": 1}', "line 2: at_s is 'x'"),
         ('{"at_s": 1, "prompt_tokens": true, "output_tokens": 1}', "line 2: prompt_tokens is True"),
         ('{"at_s": 1, "prompt_tokens": 0, "output_tokens": 1}', "line 2: prompt_tokens is 0"),
-        ('{"at_s": 1, "prompt_tokens": 1, "output_tokens": 1, "speed": 1}', "line 2.*speed"),
+        ('{"at_s": 1, "prompt_tokens": 1, "output_tokens": 1, "speed": 1}', "line 2: 'speed' is none of at_s, "),
     ],
 )
 def test_a_bad_line_is_named(line: str, words: str) -> None:
@@ -129,6 +133,22 @@ def test_a_bad_line_is_named(line: str, words: str) -> None:
         read_entries([good, line])
     with pytest.raises(ValueError, match="no request"):
         read_entries([])
+
+
+def test_a_trace_may_be_in_any_order() -> None:
+    lines = [json.dumps({"at_s": at_s, "prompt_tokens": 1, "output_tokens": 1}) for at_s in (5, 1, 3.5)]
+    assert [entry.at_s for entry in read_entries(lines)] == [1, 3.5, 5]
+
+
+def test_what_is_cut_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(f'{{"at_s": 0, "prompt_tokens": {num}, "output_tokens": 1}}\n' for num in (9, 63, 64)))
+    assert main(["plan", "--trace", str(trace), "--max-model-len", "64"]) == 0
+    told = capsys.readouterr().out
+    assert "1 of them cut to the longest sequence, 64 tokens" in told
+    assert "3 requests at once" in told
+    assert main(["plan", "--trace", str(trace), "--max-model-len", "65"]) == 0
+    assert "cut" not in capsys.readouterr().out
 
 
 def test_entries_keep_room_for_output() -> None:
