@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -43,28 +43,34 @@ def read_examples(path: Path) -> list[Example]:
 
     An object is ShareGPT's ({"conversations": [{"from", "value"}]}), OpenAI's ({"messages": [{"role", "content"}]}),
     Alpaca's ({"instruction", "input", "output"}) or {"prompt", "answer", "output_tokens"}, the prompt alone required.
-    Of a conversation the first question and its answer count. Raises ValueError naming the place of what is none.
+    Of a conversation the first question and its answer count; collections hold some that ask nothing, which are left
+    out. Raises ValueError naming the place of what is none of these.
     """
     text = path.read_text(encoding="utf-8")
     if path.suffix not in (".json", ".jsonl"):
         found = [Example(line) for line in text.splitlines() if line.strip()]
     else:
-        found = [_example(place, value) for place, value in _values(path, text)]
+        read = (_example(place, value) for place, value in _values(path, text))
+        found = [example for example in read if example is not None]
     if not found:
         raise ValueError("it holds no prompt")
     return found
 
 
-def from_examples(
-    examples: Sequence[Example], num_requests: int, sizes: Sizes, random: Random, cache_salt: str = ""
-) -> list[BenchRequest]:
-    """So many requests: all examples in random order, again and again."""
+def choose(examples: Sequence[Example], num_requests: int, random: Random) -> list[Example]:
+    """So many examples: all of them in random order, again and again."""
     order: list[Example] = []
     while len(order) < num_requests:
         order += random.sample(examples, len(examples))
+    return order[:num_requests]
+
+
+def from_examples(
+    examples: Sequence[Example], sizes: Sizes, random: Random, cache_salt: str = ""
+) -> list[BenchRequest]:
+    """A request for each; those of no length of their own get one of `sizes`."""
     return [
-        BenchRequest(each.prompt, each.output_tokens or sizes.draw(random), cache_salt=cache_salt)
-        for each in order[:num_requests]
+        BenchRequest(each.prompt, each.output_tokens or sizes.draw(random), cache_salt=cache_salt) for each in examples
     ]
 
 
@@ -88,15 +94,16 @@ async def find_pool(target: Target, vocab_size: int | None) -> list[int]:
 
 
 async def with_answer_lengths(target: Target, examples: Sequence[Example]) -> list[Example]:
-    """The examples, each with the length of its own answer. Raises AskError, ValueError where one has no answer."""
+    """The examples, each with the length of its own answer in tokens. Raises AskError."""
+    lengths: dict[str, int] = {}
     found = []
-    for number, example in enumerate(examples, 1):
-        length = example.output_tokens
+    for example in examples:
+        length, answer = example.output_tokens, example.answer or ""
         if length is None:
-            if not example.answer:
-                raise ValueError(f"prompt {number} has no answer whose length could be taken")
-            length = len(await target.tokenize(example.answer))
-        found.append(Example(example.prompt, example.answer, max(1, length)))
+            if answer not in lengths:
+                lengths[answer] = max(1, len(await target.tokenize(answer)))
+            length = lengths[answer]
+        found.append(replace(example, output_tokens=length))
     return found
 
 
@@ -125,7 +132,8 @@ def _values(path: Path, text: str) -> Iterator[tuple[str, Any]]:
                 raise ValueError(f"line {number}: {error}") from None
 
 
-def _example(place: str, value: Any) -> Example:
+def _example(place: str, value: Any) -> Example | None:
+    """What an object asks; None for a conversation that asks nothing. Raises ValueError."""
     if isinstance(value, str):
         value = {"prompt": value}
     if not isinstance(value, dict):
@@ -134,9 +142,9 @@ def _example(place: str, value: Any) -> Example:
         if name in value:
             try:
                 example = read(value)
-            except (KeyError, TypeError, StopIteration) as error:
+            except (KeyError, TypeError) as error:
                 raise ValueError(f"{place}: {name} is not understood ({error!r})") from None
-            if not isinstance(example.prompt, str) or not example.prompt:
+            if example is not None and (not isinstance(example.prompt, str) or not example.prompt):
                 raise ValueError(f"{place}: its prompt is {example.prompt!r}, expected text")
             return example
     raise ValueError(f"{place} has none of {', '.join(_FORMS)}")
@@ -154,17 +162,19 @@ def _alpaca(value: Mapping[str, Any]) -> Example:
     return Example(f"{value['instruction']}\n\n{more}" if more else value["instruction"], value.get("output"))
 
 
-def _conversation(value: Mapping[str, Any]) -> Example:
+def _conversation(value: Mapping[str, Any]) -> Example | None:
     if "messages" in value:
         turns = [(turn["role"], turn["content"]) for turn in value["messages"]]
     else:
         turns = [(turn["from"], turn["value"]) for turn in value["conversations"]]
-    first = next(index for index, (speaker, _) in enumerate(turns) if speaker in ("human", "user"))
+    first = next((index for index, (speaker, _) in enumerate(turns) if speaker in ("human", "user")), None)
+    if first is None or turns[first][1] == "":
+        return None
     answer = turns[first + 1][1] if first + 1 < len(turns) else None
     return Example(turns[first][1], answer)
 
 
-_FORMS: Mapping[str, Callable[[Mapping[str, Any]], Example]] = {
+_FORMS: Mapping[str, Callable[[Mapping[str, Any]], Example | None]] = {
     "prompt": _plain,
     "instruction": _alpaca,
     "conversations": _conversation,

@@ -12,6 +12,7 @@ from octavo.bench.options import ANSWER_LENGTHS, BenchConfig
 from octavo.bench.prompts import (
     Example,
     as_text,
+    choose,
     find_pool,
     from_entries,
     from_examples,
@@ -59,7 +60,9 @@ class Workload:
         if not source.examples:
             return cls(config, source, target, await find_pool(target, config.vocab_size))
         if config.output_tokens == ANSWER_LENGTHS:
-            source = Source(examples=tuple(await with_answer_lengths(target, source.examples)))
+            source = Source(examples=tuple(one for one in source.examples if one.answer or one.output_tokens))
+            if not source.examples:
+                raise ValueError(f"no prompt of {config.prompts} has an answer whose length could be taken")
         return cls(config, source, target, ())
 
     def describe(self) -> str:
@@ -79,7 +82,10 @@ class Workload:
         salt = f"octavo-bench-{config.seed}-{run}".replace(" ", "-")[:128] if config.salt_cache else ""
         if self._source.examples:
             random = Random(f"{config.seed} {run}")
-            return from_examples(self._source.examples, number, config.output_sizes, random, salt)
+            chosen = choose(self._source.examples, number, random)
+            if config.output_tokens == ANSWER_LENGTHS:
+                chosen = await with_answer_lengths(self._target, chosen)
+            return from_examples(chosen, config.output_sizes, random, salt)
         entries = self._source.entries[: config.num_requests] or self._made_up(number, run)
         made = from_entries(entries, self._pool, f"{config.seed} {run}", salt)
         return await as_text(self._target, made) if config.endpoint == "chat" else made

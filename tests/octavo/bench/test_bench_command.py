@@ -83,7 +83,9 @@ def test_an_open_loop_of_chats_over_http_from_a_file_of_answers(
 ) -> None:
     prompts = tmp_path / "p.json"
     turns = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "x" * OUTPUT}]
-    prompts.write_text(json.dumps([{"conversations": turns}]))
+    prompts.write_text(
+        json.dumps([{"conversations": turns}, {"conversations": turns[1:]}, {"conversations": turns[:1]}])
+    )
     words = ["--endpoint", "chat", "--request-rate", "200", "--num-requests", "8", "--prompts", str(prompts)]
     path = tmp_path / "a.json"
     assert main(["bench", f"{server[1]}/v1", *words, "--output-tokens", "answer", "--json", str(path)]) == 0

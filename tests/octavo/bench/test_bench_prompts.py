@@ -8,7 +8,8 @@ from random import Random
 
 import pytest
 
-from octavo.bench.prompts import Example, from_entries, from_examples, read_examples
+from octavo.bench.prompts import Example, choose, from_entries, from_examples, read_examples
+from octavo.bench.records import BenchRequest
 from octavo.workload import Entry, parse_sizes
 
 SHAREGPT = {
@@ -53,7 +54,8 @@ def test_every_form_of_file_is_read(tmp_path: Path) -> None:
         ("a.jsonl", '{"question": "p"}', "line 1 has none of prompt, instruction"),
         ("a.json", [{"prompt": ""}], "entry 1: its prompt is ''"),
         ("a.json", [{"prompt": "p", "output_tokens": True}], "output_tokens is True"),
-        ("a.json", [{"conversations": [{"from": "gpt", "value": "a"}]}], "entry 1: conversations is not understood"),
+        ("a.json", [{"conversations": [{"from": "gpt", "value": "a"}]}], "no prompt"),
+        ("a.json", [{"conversations": [{"value": "a"}]}], "entry 1: conversations is not understood"),
     ],
 )
 def test_what_is_no_prompt_is_named(name: str, content: object, words: str, tmp_path: Path) -> None:
@@ -61,13 +63,24 @@ def test_what_is_no_prompt_is_named(name: str, content: object, words: str, tmp_
         read_examples(write(tmp_path / name, content))
 
 
+@pytest.mark.parametrize("turns", [[], [("gpt", "a")], [("human", ""), ("gpt", "a")], [("system", "s")]], ids=str)
+def test_conversations_that_ask_nothing_are_left_out(turns: list[tuple[str, str]], tmp_path: Path) -> None:
+    silent = {"conversations": [{"from": speaker, "value": said} for speaker, said in turns]}
+    assert read_examples(write(tmp_path / "a.json", [silent, SHAREGPT, silent])) == [Example("q", "a")]
+
+
 def test_prompts_of_a_file_are_all_asked_before_one_is_again() -> None:
     examples = [Example(str(number), None, number + 1) for number in range(5)]
-    asked = from_examples(examples, 12, parse_sizes("9"), Random(1))
+
+    def ask(examples: list[Example], num: int) -> list[BenchRequest]:
+        random = Random(1)
+        return from_examples(choose(examples, num, random), parse_sizes("9"), random)
+
+    asked = ask(examples, 12)
     assert {request.prompt for request in asked[:5]} == {request.prompt for request in asked[5:10]} == set("01234")
     assert all(request.max_tokens == int(request.prompt) + 1 for request in asked if isinstance(request.prompt, str))
-    assert asked == from_examples(examples, 12, parse_sizes("9"), Random(1))
-    assert [request.max_tokens for request in from_examples([Example("a")], 2, parse_sizes("9"), Random(1))] == [9, 9]
+    assert asked == ask(examples, 12)
+    assert [request.max_tokens for request in ask([Example("a")], 2)] == [9, 9]
 
 
 def test_made_up_prompts_have_their_lengths_share_prefixes_and_differ_from_run_to_run() -> None:
