@@ -34,40 +34,34 @@ struct CodedPanel {
 };
 static_assert(sizeof(CodedPanel) == 64, "steps begin at a cache line");
 
-// The codes of a panel's high bytes: 0 to 15, or kNoCode.
-constexpr uint8_t kNoCode = 255;
-struct Codes {
-    uint8_t of[256];
-
-    // Fills `table` with the most frequent high bytes, of a hundred depths or two: more would change little.
-    Codes(const uint16_t* weights, int64_t depth, uint8_t* table) {
-        int32_t seen[256] = {};
-        for (int64_t k = 0; k < depth; k += depth / 128 + 1)
-            for (int c = 0; c < kPanelColumns; c++) seen[weights[k * kPanelColumns + c] >> 8]++;
-        __builtin_memset(of, kNoCode, sizeof of);
-        for (int code = 0; code < 16; code++) {
-            int most = 0;
-            for (int byte = 1; byte < 256; byte++) most = seen[byte] > seen[most] ? byte : most;
-            table[code] = static_cast<uint8_t>(most);
-            if (seen[most]) of[most] = static_cast<uint8_t>(code);
-            seen[most] = 0;
-        }
+// The sixteen high bytes that are most frequent, of a hundred depths or two: more would change little.
+static void find_frequent(const uint16_t* weights, int64_t depth, uint8_t table[16]) {
+    int32_t seen[256] = {};
+    for (int64_t k = 0; k < depth; k += depth / 128 + 1)
+        for (int c = 0; c < kPanelColumns; c++) seen[weights[k * kPanelColumns + c] >> 8]++;
+    for (int code = 0; code < 16; code++) {
+        int32_t most = -1;
+        for (int byte = 0; byte < 256; byte++)
+            if (seen[byte] > most) most = seen[byte], table[code] = static_cast<uint8_t>(byte);
+        seen[table[code]] = -1;
     }
-};
+}
+
+// A byte for each column, in the compiler's own vectors.
+typedef uint8_t Bytes __attribute__((vector_size(kPanelColumns)));
 
 // Codes one depth's weights; false where one has no code.
-INLINE bool code_step(const uint16_t* weights, const Codes& codes, uint8_t* to) {
-    uint8_t in_place[kPanelColumns], missing = 0;
-#pragma GCC unroll 32
-    for (int c = 0; c < kPanelColumns; c++) {
-        const uint16_t weight = weights[c / kLanes * kLanes + bf16_place(c % kLanes)];
-        const int place = coded_place(c);
-        to[place] = static_cast<uint8_t>(weight);
-        in_place[place] = codes.of[weight >> 8];
-        missing |= in_place[place];
-    }
-    for (int i = 0; i < 16; i++) to[kPanelColumns + i] = (in_place[i] & 15) | in_place[i + 16] << 4;
-    return missing < 16;
+INLINE bool code_step(const uint16_t* weights, const uint8_t table[16], uint8_t* to) {
+    Bytes high, found = {};  // a code and one; 0: none
+    split_bf16(weights, to, reinterpret_cast<uint8_t*>(&high));
+#pragma GCC unroll 16
+    for (int code = 0; code < 16; code++) found |= (Bytes)(high == table[code]) & static_cast<uint8_t>(code + 1);
+    const Bytes codes = (found - static_cast<uint8_t>(1)) & static_cast<uint8_t>(15);
+    for (int i = 0; i < 16; i++) to[kPanelColumns + i] = codes[i] | codes[i + 16] << 4;
+    const Bytes none = (Bytes)(found == static_cast<uint8_t>(0));
+    uint64_t missing[kPanelColumns / 8];
+    __builtin_memcpy(missing, &none, sizeof none);
+    return !(missing[0] | missing[1] | missing[2] | missing[3]);
 }
 
 // Codes a panel. `end` is where the bytes in use end so far: what is kept apart goes there. False where it would pass
@@ -77,11 +71,11 @@ static bool code_panel(const octavo::CodeArgs& a, int64_t panel, int64_t* end) {
     auto depths = static_cast<int32_t*>(
         octavo::thread_scratch(octavo::kPanelScratch, (a.depth + 1) * sizeof(int32_t)));
     auto to = reinterpret_cast<CodedPanel*>(a.coded + panel * CodedPanel::bytes(a.depth));
-    const Codes codes(weights, a.depth, to->table);
+    find_frequent(weights, a.depth, to->table);
     auto steps = reinterpret_cast<uint8_t*>(to + 1);
     int64_t apart = 0;
     for (int64_t k = 0; k < a.depth; k++)
-        if (!code_step(weights + k * kPanelColumns, codes, steps + k * CodedPanel::kStepBytes))
+        if (!code_step(weights + k * kPanelColumns, to->table, steps + k * CodedPanel::kStepBytes))
             depths[apart++] = static_cast<int32_t>(k);
     depths[apart] = static_cast<int32_t>(a.depth);
     const int64_t list_bytes = CodedPanel::list_bytes(apart), bytes = list_bytes + apart * CodedPanel::kApartStepBytes;

@@ -61,6 +61,16 @@ constexpr int coded_place(int column) {
 INLINE Table load_table(const uint8_t* p) {
     return {_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }
+// The weights' low and high bytes, each at its coded_place.
+INLINE void split_bf16(const uint16_t* p, uint8_t* low, uint8_t* high) {
+    __m256i first = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    __m256i second = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 16));
+    __m256i byte = _mm256_set1_epi16(255);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(low),
+                        _mm256_packus_epi16(_mm256_and_si256(first, byte), _mm256_and_si256(second, byte)));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(high),
+                        _mm256_packus_epi16(_mm256_srli_epi16(first, 8), _mm256_srli_epi16(second, 8)));
+}
 INLINE void decode_bf16(const uint8_t* p, Table table, H16 weights[2]) {
     __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     __m256i pairs = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 32)));

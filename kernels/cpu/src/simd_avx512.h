@@ -40,6 +40,11 @@ constexpr int coded_place(int column) { return column; }
 INLINE Table load_table(const uint8_t* p) {
     return {_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }
+INLINE void split_bf16(const uint16_t* p, uint8_t* low, uint8_t* high) {
+    __m512i words = _mm512_loadu_si512(p);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(low), _mm512_cvtepi16_epi8(words));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(high), _mm512_cvtepi16_epi8(_mm512_srli_epi16(words, 8)));
+}
 INLINE void decode_bf16(const uint8_t* p, Table table, H16 weights[2]) {
     __m256i pairs = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 32)));
     __m256i codes = _mm256_srlv_epi32(pairs, _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4));

@@ -47,6 +47,9 @@ INLINE F16 widen_bf16(H16 x) {
 struct Table { const uint8_t* bytes; };
 constexpr int coded_place(int column) { return column; }
 INLINE Table load_table(const uint8_t* p) { return {p}; }
+INLINE void split_bf16(const uint16_t* p, uint8_t* low, uint8_t* high) {
+    for (int i = 0; i < 32; i++) low[i] = static_cast<uint8_t>(p[i]), high[i] = p[i] >> 8;
+}
 INLINE void decode_bf16(const uint8_t* p, Table table, H16 weights[2]) {
     uint16_t values[32];
     for (int i = 0; i < 32; i++) values[i] = p[i] | table.bytes[p[32 + i % 16] >> i / 16 * 4 & 15] << 8;
