@@ -1,7 +1,7 @@
 """A grpc.aio server with nothing behind it: at every step it writes the same bytes on every open stream.
 
-What a message costs here is the part of a router's cost that is gRPC's, and no router can be below it. Run by
-`bench_router`; prints its port.
+What a message costs here is the part of a router's cost that is gRPC's, and no router can be below it; its polling
+thread is set as a router's is. Run by `bench_router`; prints its port.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import grpc
 import grpc.aio
 import uvloop
 
+from octavo.grpc_polling import let_polling_wait
 from octavo.v1 import inference_pb2
 
 METHOD = "/bare.Bare/Stream"
@@ -42,6 +43,7 @@ async def serve(num_streams: int, step_ms: float) -> None:
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bare.Bare", {"Stream": handler}),))
     print(server.add_insecure_port("127.0.0.1:0"), flush=True)
     await server.start()
+    let_polling_wait()
     due = loop.time()
     while True:
         if len(waiting) >= num_streams:

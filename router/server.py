@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator
 
 import uvloop
 
+from octavo.grpc_polling import let_polling_wait
 from octavo.phases import Phases
 from octavo.ports import address_towards
 from octavo.process import Shutdown, StartError, in_thread
@@ -158,6 +159,7 @@ class Router:
             self.health_port = listener.getsockname()[1]
             self._http_tasks.append(asyncio.create_task(self._health_http.serve(sockets=[listener])))
         await self._grpc.start()
+        let_polling_wait()
         self.scheduler.on_change(lambda state: self._publish())
         parts = (self.scheduler.run(), self.inlet.run(), self.metrics.watch_loop(), self.access.refresh_loop())
         self.tasks |= {asyncio.create_task(part) for part in parts}

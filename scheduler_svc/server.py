@@ -20,6 +20,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from octavo.addresses import grpc_address
+from octavo.grpc_polling import let_polling_wait
 from octavo.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
 from octavo.keepalive import keepalive_options
 from octavo.metrics import serve_metrics
@@ -85,6 +86,7 @@ async def _serve(config: SchedulerConfig) -> int:
     port = listen(server, config, tls)
     scraped = serve_metrics(metrics.set, config.metrics_host, config.metrics_port)
     await server.start()
+    let_polling_wait()
     address = grpc_address(config.host, port)
     _LOG.info("ready on %s; metrics on http://%s:%d/metrics", address, config.metrics_host, scraped.port)
     try:
