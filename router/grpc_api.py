@@ -167,7 +167,11 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
             responses = self._responses(response_type, prepared)
             async with self._answer(prepared) as events:
                 async for event in events:
-                    await context.write(responses.of(event))
+                    response = responses.of(event)
+                    # The streams that one step feeds make all their responses before the first is written: a write
+                    # wakes threads and processes, and what they leave of the caches makes the next response dearer.
+                    await asyncio.sleep(0)
+                    await context.write(response)
 
     async def _unary(self, read: Read, response_type: type[_Unary], context: Context) -> _Unary:
         async with _statuses(context, self._front.metrics):
