@@ -45,6 +45,11 @@ class Prepared:
         return self.options.request_id or self.internal_id
 
     @property
+    def answer_id(self) -> str:
+        """What the answer is called; the prompts of one request have one answer."""
+        return self.internal_id.partition("-")[0]
+
+    @property
     def num_logprobs(self) -> int | None:
         """Alternatives that the worker reports with each token; None for no logprobs. Ranking needs the token's own."""
         ranks = self.params.best_of > self.params.n

@@ -31,7 +31,7 @@ class ChatFormat:
         self._wants_logprobs = self._prepared.params.logprobs is not None
         self._started: set[int] = set()
         self._head: Json = {
-            "id": f"chatcmpl-{self._prepared.internal_id}",
+            "id": f"chatcmpl-{self._prepared.answer_id}",
             "created": created,
             "model": self._prepared.options.model,
         }
@@ -104,7 +104,8 @@ class ChatFormat:
     def _logprobs(self, infos: Sequence[TokenInfo]) -> Json | None:
         if not self._wants_logprobs:
             return None
-        return {"content": [{**self._bare(info), "top_logprobs": list(map(self._bare, info.top))} for info in infos]}
+        content = [{**self._bare(info), "top_logprobs": list(map(self._bare, info.top))} for info in infos]
+        return {"content": content, "refusal": None}
 
     def _bare(self, info: TokenInfo) -> Json:
         name = token_name(info, as_id=True) if self._form.tokens_as_ids else info.text
@@ -123,7 +124,7 @@ def _delta_json(delta: TextDelta) -> Json:
 
 
 def _message_json(text: TextDelta) -> Json:
-    message: Json = {"role": "assistant", "content": text.text}
+    message: Json = {"role": "assistant", "content": text.text, "refusal": None}
     if text.reasoning:
         message["reasoning_content"] = text.reasoning
     if text.tool_calls:

@@ -35,7 +35,7 @@ class CompletionFormat:
         self._prompt_infos: dict[int, list[PromptInfo]] = {}
         self._text_lengths: dict[int, int] = {}
         self._head: Json = {
-            "id": f"cmpl-{prepared[0].internal_id}",
+            "id": f"cmpl-{prepared[0].answer_id}",
             "object": "text_completion",
             "created": created,
             "model": prepared[0].options.model,

@@ -98,6 +98,11 @@ _REFUSED: Mapping[str, str] = {
     "kv_transfer_params": "blocks are not handed between servers; leave it out",
     "vllm_xargs": "they are hooks into vLLM; leave it out",
 }
+_ASKS_NOTHING = (False, [], {}, "")
+_ASKS_NOTHING_AS: Mapping[str, tuple[Any, ...]] = {
+    "length_penalty": (1,),
+    "web_search_options": (False,),  # an empty object asks for a search with every default
+}
 _SHOWN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MAX_SHOWN_NAMES = 16
 
@@ -109,8 +114,7 @@ def given_fields(body: Mapping[str, Any], known: frozenset[str]) -> tuple[dict[s
     """
     given = {name: value for name, value in body.items() if value is not None}
     for name in given.keys() & _REFUSED.keys():
-        asks_nothing = given[name] in (False, [], {}, "") or (name == "length_penalty" and given[name] == 1)
-        if not asks_nothing:
+        if given[name] not in _ASKS_NOTHING_AS.get(name, _ASKS_NOTHING):
             raise InvalidRequest(name, f"{name} is not supported: {_REFUSED[name]}")
     if given.get("service_tier", "auto") not in ("auto", "default"):
         raise InvalidRequest("service_tier", "service_tier must be 'auto' or left out: requests stand by priority here")

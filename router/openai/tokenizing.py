@@ -49,6 +49,8 @@ def _model(body: Mapping[str, Any]) -> str:
 def _prompt(body: Mapping[str, Any]) -> CompletionPrompt | ChatPrompt:
     given = {name: value for name, value in body.items() if value is not None}
     if "messages" in given:
+        if "prompt" in given:
+            raise InvalidRequest("prompt", "prompt and messages are both given; give one of them")
         return chat_prompt(given)
     if not isinstance(given.get("prompt"), str):
         raise InvalidRequest("prompt", "prompt must be text; a conversation is given as messages")

@@ -106,11 +106,16 @@ def _normalize_message(
             f"{field}.role must be one of {known} or a role of the model's template, got {show_value(role)}",
         )
     result: dict[str, Any] = {}
+    if "content" not in given and "refusal" in given:
+        result["content"] = _normalize_content(f"{field}.refusal", given["refusal"], use)
     for key, value in given.items():
         if key == "content":
             result[key] = _normalize_content(f"{field}.content", value, use)
         elif key == "tool_calls":
             result[key] = _normalize_tool_calls(f"{field}.tool_calls", value)
+        elif key == "function_call" and "tool_calls" not in given:  # as OpenAI's API said it before tools
+            call = {"type": "function", "function": _normalize_function(f"{field}.function_call", value)}
+            result["tool_calls"] = [call]
         else:
             result[key] = plain_data(f"{field}.{key}", value)
     if "content" not in result and not result.get("tool_calls"):
@@ -156,14 +161,21 @@ def _normalize_tool_calls(field: str, calls: object) -> list[dict[str, Any]]:
     result = []
     for index, call in enumerate(calls):
         path = f"{field}[{index}]"
-        function = call.get("function") if isinstance(call, Mapping) else None
-        if not isinstance(function, Mapping):
+        if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
             raise InvalidRequest(path, f"{path} must be an object with a function")
-        check_text(f"{path}.function.name", function.get("name"))
-        arguments = _parse_arguments(f"{path}.function.arguments", function.get("arguments"))
-        plain: dict[str, Any] = plain_data(path, {**call, "function": {**function, "arguments": arguments}})
-        result.append(plain)
+        plain: dict[str, Any] = plain_data(path, {key: value for key, value in call.items() if key != "function"})
+        result.append({**plain, "function": _normalize_function(f"{path}.function", call["function"])})
     return result
+
+
+def _normalize_function(field: str, function: object) -> dict[str, Any]:
+    """A call's function with its arguments as a mapping."""
+    if not isinstance(function, Mapping):
+        raise InvalidRequest(field, f"{field} must be an object with a name, got {show_value(function)}")
+    check_text(f"{field}.name", function.get("name"))
+    arguments = _parse_arguments(f"{field}.arguments", function.get("arguments"))
+    plain: dict[str, Any] = plain_data(field, {**function, "arguments": arguments})
+    return plain
 
 
 def _parse_arguments(field: str, arguments: object) -> dict[str, Any]:

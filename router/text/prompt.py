@@ -159,7 +159,7 @@ class _ChatEncoder:
     def variables(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, options: ChatOptions
     ) -> dict[str, Any]:
-        """Everything the template sees, by name. A "developer" is a "system" to a template that knows no developer."""
+        """Everything the template sees, by name."""
         for name in options.settings:
             if not self.template.knows(name):
                 raise InvalidRequest(name, f"{name}: this model's chat template has no such setting; leave it out")
@@ -176,18 +176,28 @@ class _ChatEncoder:
                 "add_generation_prompt",
                 "add_generation_prompt must be false when continue_final_message is true: the turn is open already",
             )
-        if "developer" not in self.template.literal_text:
-            messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
         documents = plain_data("documents", options.documents)
+        if documents and not self.template.knows("documents"):
+            raise InvalidRequest(
+                "documents", "documents: this model's chat template shows none to the model; put them into a message"
+            )
         return {
             **self._tokenizer.special_tokens,
             **options.settings,
             **extra,
-            "messages": messages,
+            "messages": [{**message, "role": self._known_role(message["role"])} for message in messages],
             "tools": tools,
             "documents": documents,
             "add_generation_prompt": not options.continue_final_message if opens_turn is None else opens_turn,
         }
+
+    def _known_role(self, role: str) -> str:
+        """A "developer" is a "system" to a template that knows none, a "function" a "tool"."""
+        if role == "developer" and "developer" not in self.template.literal_text:
+            return "system"
+        if role == "function" and "function" not in self.template.constants and "tool" in self.template.constants:
+            return "tool"
+        return role
 
     def render(self, variables: dict[str, Any], *, continued: bool) -> tuple[str, list[tuple[int, int]]]:
         """(prompt text, spans of the control tokens the template wrote in it)."""

@@ -318,6 +318,16 @@ async def test_token_ids_metrics_and_usage_on_request(model_dir: Path) -> None:
 
 
 @in_loop
+async def test_what_openai_requires_of_an_answer_is_there(model_dir: Path) -> None:
+    async with stack(model_dir) as made:
+        made.say("ok")
+        (choice,) = (await post(made, logprobs=True))["choices"]
+        assert {"role", "content", "refusal"} <= choice["message"].keys()
+        assert choice["logprobs"].keys() == {"content", "refusal"}
+        assert (choice["message"]["refusal"], choice["logprobs"]["refusal"]) == (None, None)
+
+
+@in_loop
 async def test_logprobs_name_tokens_by_id_on_request(model_dir: Path) -> None:
     async with stack(model_dir) as made:
         made.say("é")

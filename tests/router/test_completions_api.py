@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,14 @@ async def test_the_first_token_starts_the_answer_though_it_adds_no_text(model_di
         body: Json = {"prompt": "a", "max_tokens": 3, "ignore_eos": True}
         texts = [chunk["choices"][0]["text"] for chunk in await chunks(made, "/v1/completions", **body)]
         assert texts == ["", ""], "one for the first token, one for the end"
+
+
+@in_loop
+async def test_the_prompts_of_a_request_have_one_answer(model_dir: Path) -> None:
+    async with stack(model_dir) as made:
+        made.say("ok")
+        answer_id = (await post(made, prompt=["a", "b"]))["id"]
+        assert re.fullmatch(r"cmpl-[0-9a-f]{24}", answer_id)
 
 
 @in_loop
@@ -99,6 +108,7 @@ REFUSED: list[tuple[str, Any]] = [
     ("logits_processors", ["x"]),
     ("prompt_embeds", "AA"),
     ("store", True),
+    ("web_search_options", {}),
     ("service_tier", "flex"),
     ("spaces_between_special_tokens", 1),
     ("return_token_ids", "yes"),
@@ -157,6 +167,8 @@ async def test_tokenize_and_detokenize(model_dir: Path) -> None:
         assert ids == list(made.scheduler.requests[0].prompt_token_ids)
         closed = await post(made, "/tokenize", **chat, add_generation_prompt=False)
         assert closed["count"] < len(ids)
+        both = await made.http.post("/tokenize", json={**chat, "prompt": "a"})
+        assert (both.status_code, both.json()["error"]["param"]) == (400, "prompt")
         vocab = made.tokenizer.vocab_size
         for path, body, param in (
             ("/tokenize", {}, "prompt"),

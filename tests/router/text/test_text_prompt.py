@@ -133,6 +133,36 @@ def test_tools_must_be_functions(text_models: dict[str, TextModel]) -> None:
     assert "nested" in refused(text_models["qwen"], user, tools=tools).message
 
 
+def test_a_refusal_is_what_an_assistant_said(text_models: dict[str, TextModel]) -> None:
+    prompts, question = text_models["smollm"].prompts, {"role": "user", "content": "q"}
+    answer = {"role": "assistant", "content": None, "refusal": "no", "tool_calls": None}
+    told = prompts.chat([question, answer, question])
+    assert told == prompts.chat([question, {"role": "assistant", "content": "no"}, question])
+    error = refused(text_models["smollm"], [question, {"role": "assistant", "refusal": 5}])
+    assert error.field == "messages[1].refusal"
+
+
+def test_calls_and_results_may_be_said_as_before_tools(text_models: dict[str, TextModel]) -> None:
+    prompts, question = text_models["qwen"].prompts, {"role": "user", "content": "q"}
+    function = {"name": "f", "arguments": '{"a": 1}'}
+    before = [
+        {"role": "assistant", "content": None, "function_call": function},
+        {"role": "function", "name": "f", "content": "ok"},
+    ]
+    call = {"role": "assistant", "tool_calls": [{"type": "function", "function": function}]}
+    now = [call, {"role": "tool", "name": "f", "content": "ok"}]
+    assert prompts.chat([question, *before]) == prompts.chat([question, *now])
+    for wrong, field in (("f", "function_call"), ({"name": "f", "arguments": "{bad"}, "function_call.arguments")):
+        error = refused(text_models["qwen"], [question, {"role": "assistant", "function_call": wrong}])
+        assert error.field == f"messages[1].{field}"
+
+
+def test_documents_need_a_template_that_shows_them(text_models: dict[str, TextModel]) -> None:
+    question = [{"role": "user", "content": "q"}]
+    assert refused(text_models["smollm"], question, documents=[{"text": "t"}]).field == "documents"
+    assert text_models["smollm"].prompts.chat(question, ChatOptions(documents=[])).text
+
+
 def test_a_developer_is_a_system_to_templates_that_know_none(text_models: dict[str, TextModel]) -> None:
     prompts = text_models["smollm"].prompts
     assert prompts.chat([{"role": "developer", "content": "x"}]) == prompts.chat([{"role": "system", "content": "x"}])
