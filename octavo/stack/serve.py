@@ -125,23 +125,27 @@ def worker_devices(worker: WorkerConfig, num_workers: int, inventory: GpuInvento
 
 
 def metrics_addresses(stack: StackConfig) -> list[str]:
-    """Where Prometheus finds each process: host:port of the router, the scheduler and the workers."""
-    router, scheduler = stack.router, stack.scheduler
-    host = reachable_host(scheduler.metrics_host)
-    ports = (scheduler.metrics_port, *(worker.metrics_port for worker in stack.workers))
-    return [f"{reachable_host(router.host)}:{router.http_port}", *(f"{host}:{port}" for port in ports)]
+    """Where the scheduler and the workers are scraped, host:port; the router is on its HTTP port."""
+    host = reachable_host(stack.scheduler.metrics_host)
+    ports = (stack.scheduler.metrics_port, *(worker.metrics_port for worker in stack.workers))
+    return [f"{host}:{port}" for port in ports]
 
 
 def greeting(router: RouterConfig, metrics: Sequence[str] = ()) -> list[str]:
-    """Where the stack listens, and how to talk to it and look into it; `metrics` are addresses to scrape."""
+    """Where the stack listens, and how to talk to it and look into it; `metrics` are those of `metrics_addresses`."""
     host = reachable_host(router.host)
     http, grpc = f"{host}:{router.http_port}", f"{host}:{router.grpc_port}"
-    scheme, options, arguments, headers = "http", "", "", "-H 'Content-Type: application/json'"
-    if router.asks_for_keys:
-        headers += ' -H "Authorization: Bearer $OCTAVO_API_KEY"'
+    scheme, curl, options, arguments = "http", "curl", "", ""
     shown = _INTERNAL_TLS if router.has_internal_tls else ""
     if router.tls_cert is not None:
-        scheme, options, arguments = "https", " --tls-ca CA.pem", ', tls=octavo.Tls(ca="CA.pem")'
+        scheme, curl, options, arguments = "https", "curl --cacert CA.pem", " --tls-ca CA.pem", 'ca="CA.pem"'
+        if router.tls_client_ca is not None:
+            curl += " --cert ME.pem --key ME.key"
+            options += " --tls-cert ME.pem --tls-key ME.key"
+            arguments += ', cert="ME.pem", key="ME.key"'
+        arguments = f", tls=octavo.Tls({arguments})"
+    if router.asks_for_keys:
+        curl += ' -H "Authorization: Bearer $OCTAVO_API_KEY"'
     return [
         "",
         f"Octavo serves {', '.join((router.name, *router.further_sources))}",
@@ -150,11 +154,12 @@ def greeting(router: RouterConfig, metrics: Sequence[str] = ()) -> list[str]:
         "Talk to it:" if not router.asks_for_keys else "Talk to it, with a key in OCTAVO_API_KEY:",
         *([f"  {scheme}://{http}/ in a browser"] if router.chat_page else []),
         f"  octavo chat --server {grpc}{options}",
-        f"  curl {scheme}://{http}/v1/completions {headers} \\",
+        f"  {curl} {scheme}://{http}/v1/completions -H 'Content-Type: application/json' \\",
         '       -d \'{"prompt": "Once upon a time", "max_tokens": 32}\'',
         f"  python -c 'import octavo; octavo.Client(\"{grpc}\"{arguments})'",
         "Look into it:",
         f"  octavo top --scheduler-address {router.scheduler_address}{shown}",
+        f"  {curl} {scheme}://{http}/metrics",
         *(f"  curl http://{address}/metrics" for address in metrics),
         "Ctrl-C drains and stops; a second Ctrl-C stops at once.",
         "",

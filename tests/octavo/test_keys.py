@@ -113,11 +113,18 @@ def test_the_greeting_speaks_as_the_stack_does() -> None:
     plain = "\n".join(greeting(RouterConfig()))
     assert "http://127.0.0.1:8000" in plain
     assert "Authorization" not in plain
+    assert "curl http://127.0.0.1:8000/metrics" in plain
     secured = "\n".join(greeting(RouterConfig(key_file="k", tls_cert="c", tls_key="k")))
     assert "https://127.0.0.1:8000/v1/completions" in secured
     assert '"Authorization: Bearer $OCTAVO_API_KEY"' in secured
     assert "octavo chat --server 127.0.0.1:8001 --tls-ca CA.pem" in secured
     assert 'tls=octavo.Tls(ca="CA.pem")' in secured
+    shown = 'curl --cacert CA.pem -H "Authorization: Bearer $OCTAVO_API_KEY" https://127.0.0.1:8000'
+    assert f"{shown}/metrics" in secured
+    mutual = "\n".join(greeting(RouterConfig(tls_cert="c", tls_key="k", tls_client_ca="a")))
+    assert "--tls-ca CA.pem --tls-cert ME.pem --tls-key ME.key" in mutual
+    assert 'tls=octavo.Tls(ca="CA.pem", cert="ME.pem", key="ME.key")' in mutual
+    assert "curl --cacert CA.pem --cert ME.pem --key ME.key https://127.0.0.1:8000/metrics" in mutual
 
 
 def test_the_supervisor_asks_a_port_of_its_own_where_the_public_one_would_not_answer_it() -> None:
