@@ -119,6 +119,9 @@ def test_what_prometheus_and_grafana_load_fits_together() -> None:
     assert [(ROOT / "deploy/prometheus" / name).exists() for name in prometheus["rule_files"]] == [True]
     jobs = {job["job_name"] for job in prometheus["scrape_configs"]}
     assert jobs == {"octavo-router", "octavo-scheduler", "octavo-worker"}
+    scraped = {name for job in prometheus["scrape_configs"] for dns in job["dns_sd_configs"] for name in dns["names"]}
+    services = read_yaml("compose.yaml")["services"]
+    assert scraped == {name for name, service in services.items() if "build" in service}
     (source,) = read_yaml("deploy/grafana/provisioning/datasources/prometheus.yml")["datasources"]
     used = {panel["datasource"]["uid"] for panel in panels(dashboard()["panels"]) if "datasource" in panel}
     assert used == {source["uid"]}
