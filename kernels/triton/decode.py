@@ -17,11 +17,25 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.api import KV_PARTITION
+from kernels.triton.attend import Sight, attend_range
 from kernels.triton.launch import UNFUSED
 from kernels.triton.layer import LayerAttention
 from kernels.triton.metadata import TritonPlan, find_row
-from kernels.triton.pages import tile_blocks, tile_rows
-from kernels.triton.softmax import LOWEST, attend_tile, fold_weights, score_tile
+from kernels.triton.softmax import empty_state, fold
+
+
+@triton.jit
+def _partition(DECODE_STARTS, CONTEXTS, item, num_rows, window, PARTITION: tl.constexpr, TILE: tl.constexpr):
+    """Of a partition by its number among all rows': its row, the range [first, end) that it takes, and the first
+    position that the row's token sees."""
+    row = find_row(DECODE_STARTS, item, num_rows)
+    context = tl.load(CONTEXTS + row)
+    lowest = 0
+    if window is not None:
+        lowest = tl.maximum(context - window, 0)
+    partition = lowest // PARTITION + item - tl.load(DECODE_STARTS + row)
+    first = tl.maximum(partition * PARTITION, lowest // TILE * TILE)
+    return row, first, tl.minimum((partition + 1) * PARTITION, context), lowest
 
 
 @triton.jit(
@@ -47,8 +61,6 @@ def _decode_partitions(
     scale,
     cap_scale,
     window,
-    HAS_CAP: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
     GROUP: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -58,51 +70,42 @@ def _decode_partitions(
     TILE: tl.constexpr,
     PARTITION: tl.constexpr,
     COMPUTE: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
+    HEAD_BLOCK: tl.constexpr = BLOCK_SIZE * HEAD_DIM
     member = tl.arange(0, BLOCK_M)
     dim = tl.arange(0, PADDED_DIM)
-    real = dim < HEAD_DIM
-    offsets = tl.arange(0, TILE)
     num_items = tl.minimum(tl.load(DECODE_STARTS + num_rows) - first_item, capacity)
     for work in range(tl.program_id(0), num_items * KV_HEADS, tl.num_programs(0)):
         place = work // KV_HEADS
         kv_head = work % KV_HEADS
-        row = find_row(DECODE_STARTS, first_item + place, num_rows)
-        context = tl.load(CONTEXTS + row)
-        lowest = 0
-        if HAS_WINDOW:
-            lowest = tl.maximum(context - window, 0)
-        partition = lowest // PARTITION + first_item + place - tl.load(DECODE_STARTS + row)
-        end = tl.minimum((partition + 1) * PARTITION, context)
-        first = tl.maximum(partition * PARTITION, lowest // TILE * TILE)
+        row, first, end, first_seen = _partition(
+            DECODE_STARTS, CONTEXTS, first_item + place, num_rows, window, PARTITION, TILE
+        )
         heads = kv_head * GROUP + member
         token = tl.load(QUERY_STARTS + row).to(tl.int64)
-        within = (member < GROUP)[:, None] & real[None, :]
+        within = (member < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
         q = tl.load(QUERY + token * query_stride + heads[:, None] * HEAD_DIM + dim[None, :], mask=within, other=0.0)
-        q = q.to(COMPUTE)
         table = TABLES + row.to(tl.int64) * table_stride
-        keys = KEYS + kv_head * BLOCK_SIZE * HEAD_DIM
-        values = VALUES + kv_head * BLOCK_SIZE * HEAD_DIM
-        acc = tl.zeros([BLOCK_M, PADDED_DIM], tl.float32)
-        total = tl.zeros([BLOCK_M], tl.float32)
-        highest = tl.full([BLOCK_M], LOWEST, tl.float32)
-        blocks = tile_blocks(table, first, end, BLOCK_SIZE, TILE)
-        for t0 in range(first, end, TILE):
-            position = t0 + offsets
-            stored = position < end
-            lines = tile_rows(blocks, position, stride_block, BLOCK_SIZE, TILE, HEAD_DIM)
-            blocks = tile_blocks(table, t0 + TILE, end, BLOCK_SIZE, TILE)
-            k = tl.load(keys + lines[None, :] + dim[:, None], mask=stored[None, :] & real[:, None], other=0.0)
-            v = tl.load(values + lines[:, None] + dim[None, :], mask=stored[:, None] & real[None, :], other=0.0)
-            scores = score_tile(q, k.to(COMPUTE), cap_scale, HAS_CAP, PRECISION)
-            seen = (position >= lowest) & stored if HAS_WINDOW else stored
-            scores = tl.where(seen[None, :], scores, -float("inf"))
-            acc, total, highest = attend_tile(acc, total, highest, scores, v.to(COMPUTE), scale, PRECISION)
+        lowest = None
+        if window is not None:
+            lowest = tl.full([1], first_seen, tl.int32)
+        keys, values = KEYS + kv_head * HEAD_BLOCK, VALUES + kv_head * HEAD_BLOCK
+        sight = Sight(keys, values, table, stride_block, None, lowest, scale, cap_scale)
+        acc, total, highest = attend_range(
+            empty_state(BLOCK_M, PADDED_DIM), q.to(COMPUTE), sight, first, end, 0, True, HEAD_DIM, BLOCK_SIZE, TILE
+        )
         line = tl.cast(place, tl.int64) * (KV_HEADS * GROUP) + heads
         tl.store(PARTIALS + line[:, None] * PADDED_DIM + dim[None, :], acc, mask=(member < GROUP)[:, None])
         tl.store(STATES + line * 2, highest, mask=member < GROUP)
         tl.store(STATES + line * 2 + 1, total, mask=member < GROUP)
+
+
+@triton.jit
+def _load_state(PARTIALS, STATES, line, D: tl.constexpr):
+    """The state of one query: see empty_state."""
+    acc = tl.load(PARTIALS + line * D + tl.arange(0, D)[None, :])
+    places = STATES + line * 2 + tl.arange(0, 1)
+    return acc, tl.load(places + 1), tl.load(places)
 
 
 @triton.jit(
@@ -135,33 +138,28 @@ def _fold_partitions(
     token = tl.load(QUERY_STARTS + row)
     if (tl.load(QUERY_STARTS + row + 1) - token != 1) | (token < 0) | (token >= num_tokens):
         return
-    dim = tl.arange(0, PADDED_DIM)
     line = row.to(tl.int64) * NUM_HEADS + head
-    acc = tl.zeros([PADDED_DIM], tl.float32)
-    total = tl.full([], 0.0, tl.float32)
-    highest = tl.full([], LOWEST, tl.float32)
+    state = empty_state(1, PADDED_DIM)
     if first_item > 0:
-        acc = tl.load(FOLDED + line * PADDED_DIM + dim)
-        highest = tl.load(FOLDED_STATES + line * 2)
-        total = tl.load(FOLDED_STATES + line * 2 + 1)
+        state = _load_state(FOLDED, FOLDED_STATES, line, PADDED_DIM)
     begin = tl.maximum(tl.load(DECODE_STARTS + row) - first_item, 0)
     end = tl.minimum(tl.load(DECODE_STARTS + row + 1) - first_item, capacity)
     # Unrolled, the loads of several partitions are on their way at once: a long context has hundreds.
     for place in tl.range(begin, end, loop_unroll_factor=8):
         part = tl.cast(place, tl.int64) * NUM_HEADS + head
-        part_acc = tl.load(PARTIALS + part * PADDED_DIM + dim)
-        highest, keep, add = fold_weights(highest, tl.load(STATES + part * 2))
-        total = tl.fma(tl.load(STATES + part * 2 + 1), add, total * keep)
-        acc = tl.fma(part_acc, add, acc * keep)
+        state = fold(state, _load_state(PARTIALS, STATES, part, PADDED_DIM))
+    acc, total, highest = state
+    dim = tl.arange(0, PADDED_DIM)[None, :]
     if is_last != 0:
         # A padding row has seen nothing: zero by one.
-        result = acc / tl.where(total > 0, total, 1.0) * value_scale
+        result = acc / tl.where(total > 0, total, 1.0)[:, None] * value_scale
         out = OUT + token.to(tl.int64) * (NUM_HEADS * HEAD_DIM) + head * HEAD_DIM + dim
         tl.store(out, result.to(OUT.dtype.element_ty), mask=dim < HEAD_DIM)
     else:
         tl.store(FOLDED + line * PADDED_DIM + dim, acc)
-        tl.store(FOLDED_STATES + line * 2, highest)
-        tl.store(FOLDED_STATES + line * 2 + 1, total)
+        places = FOLDED_STATES + line * 2 + tl.arange(0, 1)
+        tl.store(places, highest)
+        tl.store(places + 1, total)
 
 
 def decode_attention(

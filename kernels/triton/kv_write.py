@@ -87,6 +87,22 @@ def _store_head(
         tl.store(target + tail, _round_for_cache(rest * factor, KIND), mask=in_tail)
 
 
+@triton.jit
+def _pairs(num_tokens, NUM_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PAIRS: tl.constexpr):
+    """Of this program: whether its heads are of queries or of values, the first of their kind in a token's row, and
+    each pair's token and head of the kind."""
+    query_programs = tl.cdiv(num_tokens * NUM_HEADS, PAIRS)
+    kv_programs = tl.cdiv(num_tokens * KV_HEADS, PAIRS)
+    program = tl.program_id(0)
+    is_query = program < query_programs
+    is_value = program >= query_programs + kv_programs
+    first_program = tl.where(is_query, 0, tl.where(is_value, query_programs + kv_programs, query_programs))
+    first_head = tl.where(is_query, 0, tl.where(is_value, NUM_HEADS + KV_HEADS, NUM_HEADS))
+    heads = tl.where(is_query, NUM_HEADS, KV_HEADS)
+    pair = (program - first_program) * PAIRS + tl.arange(0, PAIRS)
+    return is_query, is_value, first_head, (pair // heads).to(tl.int64), pair % heads
+
+
 @triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["SLOTS", "POSITIONS"])
 def _rope_write_kv(
     QKV,
@@ -117,19 +133,9 @@ def _rope_write_kv(
 ):
     """Each program takes PAIRS consecutive pairs (token, head): of query heads first, then of keys, then of values."""
     WIDTH: tl.constexpr = (NUM_HEADS + 2 * KV_HEADS) * HEAD_DIM
-    query_programs = tl.cdiv(num_tokens * NUM_HEADS, PAIRS)
-    kv_programs = tl.cdiv(num_tokens * KV_HEADS, PAIRS)
-    program = tl.program_id(0)
-    is_query = program < query_programs
-    is_value = program >= query_programs + kv_programs
-    first_program = tl.where(is_query, 0, tl.where(is_value, query_programs + kv_programs, query_programs))
-    heads = tl.where(is_query, NUM_HEADS, KV_HEADS)
-    pair = (program - first_program) * PAIRS + tl.arange(0, PAIRS)
-    token = (pair // heads).to(tl.int64)
-    head = pair % heads
+    is_query, is_value, first_head, token, head = _pairs(num_tokens, NUM_HEADS, KV_HEADS, PAIRS)
     slot = tl.load(SLOTS + token, mask=token < num_tokens, other=-1)
     real = (slot >= 0)[:, None]
-    first_head = tl.where(is_query, 0, tl.where(is_value, NUM_HEADS + KV_HEADS, NUM_HEADS))
     source = QKV + (token * WIDTH + (first_head + head) * HEAD_DIM)[:, None]
     target = (slot // BLOCK_SIZE * stride_block + (head * BLOCK_SIZE + slot % BLOCK_SIZE) * HEAD_DIM)[:, None]
     if is_value:

@@ -120,12 +120,10 @@ class LayerAttention:
         scale, cap = self.spec.scale * self.key_scale, self.spec.soft_cap
         return {
             **UNFUSED,
-            # softmax.py: scores are taken to base 2, and a cap is the height of a tanh of e^2y = 2^(2 log2(e) y).
-            "scale": (scale if cap is None else cap) * _LOG2_E,
-            "cap_scale": 0.0 if cap is None else 2 * scale / cap * _LOG2_E,
-            "window": self.window or 0,
-            "HAS_CAP": cap is not None,
-            "HAS_WINDOW": self.window is not None,
+            # Exponentials are to base 2. With a cap see score_tile.
+            "scale": (scale if cap is None else 2 * cap) * _LOG2_E,
+            "cap_scale": None if cap is None else 2 * scale / cap * _LOG2_E,
+            "window": self.window,
             "GROUP": self.group,
             "KV_HEADS": self.num_kv_heads,
             "HEAD_DIM": self.head_dim,
@@ -133,7 +131,6 @@ class LayerAttention:
             "BLOCK_SIZE": self.block_size,
             "PARTITION": KV_PARTITION,
             "COMPUTE": _TRITON_DTYPES[self.compute],
-            "PRECISION": "tf32x3" if self.compute.itemsize == 4 else "ieee",
         }
 
 

@@ -111,7 +111,6 @@ def _sum_work(
     PREFILL_STARTS,
     num_rows,
     window,
-    HAS_WINDOW: tl.constexpr,
     GROUP: tl.constexpr,
     PREFILL_M: tl.constexpr,
     PARTITION: tl.constexpr,
@@ -127,7 +126,7 @@ def _sum_work(
         count = tl.load(QUERY_STARTS + row + 1, mask=here, other=0) - tl.load(QUERY_STARTS + row, mask=here, other=0)
         context = tl.load(CONTEXTS + row, mask=here, other=0)
         lowest = tl.zeros_like(context)
-        if HAS_WINDOW:
+        if window is not None:
             lowest = tl.maximum(context - window, 0) // PARTITION
         decode = tl.where(count == 1, (context + PARTITION - 1) // PARTITION - lowest, 0)
         prefill = tl.where((count > 1) & (context > 0), (count * GROUP + PREFILL_M - 1) // PREFILL_M, 0)
@@ -199,8 +198,7 @@ class TritonPlan:
                 starts[0],
                 starts[1],
                 self.batch.num_rows,
-                window or 0,
-                HAS_WINDOW=window is not None,
+                window,
                 GROUP=group,
                 PREFILL_M=prefill_m,
                 PARTITION=KV_PARTITION,

@@ -16,9 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.triton.attend import Sight, attend_range
 from kernels.triton.layer import LayerAttention
 from kernels.triton.metadata import TritonPlan, find_row
-from kernels.triton.prefill_loops import attend_at_once, attend_partitions, tile_bounds
+from kernels.triton.softmax import empty_state, fold
 
 
 @triton.jit
@@ -31,6 +32,55 @@ def _queries(QUERY_STARTS, PREFILL_STARTS, row, query_block, BLOCK_M: tl.constex
     count = tl.load(QUERY_STARTS + row + 1, volatile=True) - start
     first_pair = (query_block - tl.load(PREFILL_STARTS + row, volatile=True)) * BLOCK_M
     return start, count, first_pair
+
+
+@triton.jit
+def _tile_bounds(first_position, last_position, window, TILE: tl.constexpr):
+    """For a block of queries from the first position to the last: tiles [first, inner) are cut by the window's edge,
+    [inner, edge) are full and [edge, end) are cut by the diagonal."""
+    end = last_position + 1
+    first = 0
+    inner = 0
+    if window is not None:
+        first = tl.maximum(first_position - window + 1, 0) // TILE * TILE
+        inner = (tl.maximum(last_position - window + 1, 0) + TILE - 1) // TILE * TILE
+        inner = tl.minimum(tl.maximum(inner, first), end)
+    edge = tl.maximum((first_position + 1) // TILE * TILE, inner)
+    return first, inner, edge, end
+
+
+@triton.jit
+def _attend_at_once(
+    state, q, sight, bounds, first_dim, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr
+):
+    """One running softmax over all positions."""
+    first, inner, edge, end = bounds
+    if sight.lowest is not None:
+        state = attend_range(state, q, sight, first, inner, first_dim, True, HEAD_DIM, BLOCK_SIZE, TILE)
+    state = attend_range(state, q, sight, inner, edge, first_dim, False, HEAD_DIM, BLOCK_SIZE, TILE)
+    return attend_range(state, q, sight, edge, end, first_dim, True, HEAD_DIM, BLOCK_SIZE, TILE)
+
+
+@triton.jit
+def _attend_partitions(
+    state,
+    q,
+    sight,
+    bounds,
+    first_dim,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    PARTITION: tl.constexpr,
+):
+    """Each partition by itself, folded ascending."""
+    first, end = bounds[0], bounds[3]
+    for low in range(first // PARTITION * PARTITION, end, PARTITION):
+        begin, stop = tl.maximum(low, first), tl.minimum(low + PARTITION, end)
+        part = empty_state(state[0].shape[0], state[0].shape[1])
+        part = attend_range(part, q, sight, begin, stop, first_dim, True, HEAD_DIM, BLOCK_SIZE, TILE)
+        state = fold(state, part)
+    return state
 
 
 @triton.jit(
@@ -54,8 +104,6 @@ def _prefill(
     cap_scale,
     value_scale,
     window,
-    HAS_CAP: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
     GROUP: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -67,8 +115,8 @@ def _prefill(
     PARTITIONED: tl.constexpr,
     OUT_PARTS: tl.constexpr,
     COMPUTE: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
+    HEAD_BLOCK: tl.constexpr = BLOCK_SIZE * HEAD_DIM
     OUT_DIM: tl.constexpr = PADDED_DIM // OUT_PARTS
     SHARE: tl.constexpr = KV_HEADS * OUT_PARTS
     query_block = tl.num_programs(0) // SHARE - 1 - tl.program_id(0) // SHARE
@@ -87,22 +135,20 @@ def _prefill(
     q = tl.load(QUERY + line + column + dim[None, :], mask=within, other=0.0).to(COMPUTE)
     earlier = context - count
     last_position = tl.minimum(earlier + (first_pair + BLOCK_M - 1) // GROUP, context - 1)
-    first, inner, edge, end = tile_bounds(earlier + first_pair // GROUP, last_position, window, HAS_WINDOW, TILE)
+    bounds = _tile_bounds(earlier + first_pair // GROUP, last_position, window, TILE)
     table = TABLES + row.to(tl.int64) * table_stride
-    keys = KEYS + kv_head * BLOCK_SIZE * HEAD_DIM
-    values = VALUES + kv_head * BLOCK_SIZE * HEAD_DIM
+    keys, values = KEYS + kv_head * HEAD_BLOCK, VALUES + kv_head * HEAD_BLOCK
+    last = earlier + pair // GROUP
+    lowest = None
+    if window is not None:
+        lowest = last - window + 1
+    sight = Sight(keys, values, table, stride_block, last, lowest, scale, cap_scale)
+    state = empty_state(BLOCK_M, OUT_DIM)
     if PARTITIONED:
-        acc, total = attend_partitions(
-            q, keys, values, first_dim, table, first, end, earlier + pair // GROUP, window, stride_block, scale,
-            cap_scale, HAS_CAP, HAS_WINDOW, HEAD_DIM, PADDED_DIM, OUT_DIM, BLOCK_SIZE, BLOCK_M, TILE, PARTITION,
-            COMPUTE, PRECISION,
-        )  # fmt: skip
+        state = _attend_partitions(state, q, sight, bounds, first_dim, HEAD_DIM, BLOCK_SIZE, TILE, PARTITION)
     else:
-        acc, total = attend_at_once(
-            q, keys, values, first_dim, table, first, inner, edge, end, earlier + pair // GROUP, window, stride_block,
-            scale, cap_scale, HAS_CAP, HAS_WINDOW, HEAD_DIM, PADDED_DIM, OUT_DIM, BLOCK_SIZE, BLOCK_M, TILE,
-            COMPUTE, PRECISION,
-        )  # fmt: skip
+        state = _attend_at_once(state, q, sight, bounds, first_dim, HEAD_DIM, BLOCK_SIZE, TILE)
+    acc, total = state[0], state[1]
     start, count, first_pair = _queries(QUERY_STARTS, PREFILL_STARTS, row, query_block, BLOCK_M)
     pair = first_pair + tl.arange(0, BLOCK_M)
     line = (start + pair // GROUP).to(tl.int64)[:, None] * (KV_HEADS * GROUP * HEAD_DIM)

@@ -6,6 +6,8 @@ what a bracket is.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -14,24 +16,64 @@ from kernels.triton.sampling_numbers import load_scores, order_of
 _PIVOTS = tl.constexpr(4)
 
 
-@triton.jit
-def is_kept(order, ids, border_order, border_id):
-    """Whether tokens come before the border's successor: kept so far."""
-    return (order > border_order) | ((order == border_order) & (ids <= border_id))
+class Row(NamedTuple):
+    """A row of logits and what is known of it."""
+
+    # Pointers to its logits and, where penalties or bias make others of them, to its scores.
+    logits: tl.tensor
+    scores: tl.tensor
+    adjusted: tl.tensor
+    vocab: tl.tensor
+    # The highest score; temperature, and log2(e) over it.
+    top: tl.tensor
+    temperature: tl.tensor
+    rate: tl.tensor
+
+
+class Border(NamedTuple):
+    """The last token that is kept so far."""
+
+    order: tl.tensor
+    token: tl.tensor
+
+
+class Limit(NamedTuple):
+    """What the border is sought for: so many tokens, or so much of all odds."""
+
+    by_count: tl.tensor
+    top_k: tl.tensor
+    top_p: tl.tensor
+
+
+class Bracket(NamedTuple):
+    """Orders [low, high) that hold the border; how many kept tokens lie above, their odds, and the odds wanted."""
+
+    low: tl.tensor
+    high: tl.tensor
+    high_count: tl.tensor
+    high_mass: tl.tensor
+    wanted_mass: tl.tensor
 
 
 @triton.jit
-def load_tile(logits, scores, adjusted, first, vocab, TILE: tl.constexpr):
-    """The ids from `first` on, whether they are in the row, and their scores."""
+def load_kept(row, border, first, TILE: tl.constexpr):
+    """The ids from `first` on, their scores and orders, and whether they are kept so far."""
     ids = first + tl.arange(0, TILE)
-    inside = ids < vocab
-    return ids, inside, load_scores(logits, scores, 0, 0, adjusted, ids, inside)
+    inside = ids < row.vocab
+    x = load_scores(row.logits, row.scores, 0, 0, row.adjusted, ids, inside)
+    order = order_of(x)
+    before = (order > border.order) | ((order == border.order) & (ids <= border.token))
+    return ids, x, order, inside & before
 
 
 @triton.jit
-def _pass_over_row(
-    logits, scores, adjusted, vocab, top, rate, border_order, border_id, low, high, pivot, TILE: tl.constexpr
-):
+def odds_of(row, score):
+    """The likelihood of tokens over the likeliest's."""
+    return tl.exp2((score - row.top) * row.rate)
+
+
+@triton.jit
+def _pass_over_row(row, border, low, high, pivot, TILE: tl.constexpr):
     """Of the kept tokens: how many reach each pivot and their odds; all their odds; the least and the greatest order
     in the bracket [low, high)."""
     counts = tl.zeros([_PIVOTS], tl.int32)
@@ -39,11 +81,9 @@ def _pass_over_row(
     total = tl.full((), 0.0, tl.float64)
     least = high
     most = low - 1
-    for first in range(0, vocab, TILE):
-        ids, inside, x = load_tile(logits, scores, adjusted, first, vocab, TILE)
-        order = order_of(x)
-        kept = inside & is_kept(order, ids, border_order, border_id)
-        odds = tl.where(kept, tl.exp2((x - top) * rate), 0.0)
+    for first in range(0, row.vocab, TILE):
+        _, x, order, kept = load_kept(row, border, first, TILE)
+        odds = tl.where(kept, odds_of(row, x), 0.0)
         total += tl.sum(odds, 0).to(tl.float64)
         wide = order.to(tl.int64)
         within = kept & (wide >= low) & (wide < high)
@@ -56,27 +96,11 @@ def _pass_over_row(
 
 
 @triton.jit
-def find_bracket(
-    logits,
-    scores,
-    adjusted,
-    vocab,
-    top,
-    temperature,
-    rate,
-    border_order,
-    border_id,
-    by_count,
-    top_k,
-    top_p,
-    TILE: tl.constexpr,
-    RANKED: tl.constexpr,
-):
-    """Orders [low, high) that hold the limit's border and at most RANKED kept tokens or one number; how many kept
-    tokens lie above and their odds; the odds that top-p wants."""
+def find_bracket(row, border, limit, TILE: tl.constexpr, RANKED: tl.constexpr):
+    """The bracket of the limit's border, with at most RANKED kept tokens or one number in it."""
     low = tl.full((), -0x80000000, tl.int64)
-    high = order_of(top).to(tl.int64) + 1
-    low_count = vocab
+    high = order_of(row.top).to(tl.int64) + 1
+    low_count = row.vocab
     high_count = 0
     high_mass = tl.full((), 0.0, tl.float64)
     wanted_mass = tl.full((), 0.0, tl.float64)
@@ -85,19 +109,17 @@ def find_bracket(
     while (passes == 0) | ((low_count - high_count > RANKED) & (high - low > 1)):
         # 2, 6, 14 and 30 units of the temperature below the likeliest; then fifths of the bracket.
         distances = (4 << pivots).to(tl.float32) - 2.0
-        pivot = order_of(top - distances * temperature).to(tl.int64)
+        pivot = order_of(row.top - distances * row.temperature).to(tl.int64)
         if passes > 0:
             pivot = low + (high - low) * (pivots + 1) // (_PIVOTS + 1)
-        counts, masses, total, least, most = _pass_over_row(
-            logits, scores, adjusted, vocab, top, rate, border_order, border_id, low, high, pivot, TILE
-        )
+        counts, masses, total, least, most = _pass_over_row(row, border, low, high, pivot, TILE)
         if passes == 0:
-            wanted_mass = top_p * total
-        enough = (counts >= top_k) if by_count else (masses >= wanted_mass)
+            wanted_mass = limit.top_p * total
+        enough = (counts >= limit.top_k) if limit.by_count else (masses >= wanted_mass)
         usable = (pivot > low) & (pivot < high)
         new_low = tl.max(tl.where(enough & usable, pivot, low), 0)
         new_high = tl.min(tl.where((enough == 0) & usable, pivot, high), 0)
-        low_count = tl.minimum(low_count, tl.min(tl.where(enough & usable, counts, vocab), 0))
+        low_count = tl.minimum(low_count, tl.min(tl.where(enough & usable, counts, row.vocab), 0))
         high_count = tl.maximum(high_count, tl.max(tl.where((enough == 0) & usable, counts, 0), 0))
         below = tl.where((enough == 0) & usable, masses, 0.0)
         high_mass = tl.maximum(high_mass, tl.max(below, 0))
@@ -105,4 +127,4 @@ def find_bracket(
         low = tl.where(least == most, least, new_low)
         high = tl.where(least == most, least + 1, new_high)
         passes += 1
-    return low, high, high_count, high_mass, wanted_mass
+    return Bracket(low, high, high_count, high_mass, wanted_mass)

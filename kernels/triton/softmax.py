@@ -19,20 +19,32 @@ LOWEST = tl.constexpr(-1.0e30)
 
 
 @triton.jit
-def score_tile(q, k, cap_scale, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr):
-    """q [M, D] times k [D, N], fp32; through tanh(score * cap_scale) with a cap, whose height `scale` then holds."""
+def empty_state(M: tl.constexpr, D: tl.constexpr):
+    """The state (acc, total, highest) of M queries that have seen nothing."""
+    return tl.zeros([M, D], tl.float32), tl.zeros([M], tl.float32), tl.full([M], LOWEST, tl.float32)
+
+
+@triton.jit
+def score_tile(q, k, cap_scale):
+    """Scores of q [M, D] and k [D, N], fp32, in units of what `scale` holds: see attend_tile.
+
+    A cap of height c makes c tanh(y) = c - 2c / (e^2y + 1) of a score. What all scores of a query have in common
+    changes no weight, so -1 / (e^2y + 1) stands for it, in units of 2c. `cap_scale` makes 2 log2(e) y of a product.
+    """
+    PRECISION: tl.constexpr = "tf32x3" if q.dtype == tl.float32 else "ieee"
     scores = tl.dot(q, k, input_precision=PRECISION)
-    if HAS_CAP:
-        # tanh(y) = 1 - 2 / (e^2y + 1); e^2y = 2^(2 log2(e) y), which overflows to 1 and underflows to -1 as it should.
-        # A reciprocal is one instruction as the square of this, five as a division.
+    if cap_scale is not None:
+        # e^2y overflows to a score of 0 and underflows to -1, as it should. A reciprocal is one instruction as the
+        # square of this, five as a division.
         root = tl.math.rsqrt(tl.exp2(scores * cap_scale) + 1.0)
-        scores = tl.fma(-2.0 * root, root, 1.0)
+        scores = -root * root
     return scores
 
 
 @triton.jit
-def attend_tile(acc, total, highest, scores, v, scale, PRECISION: tl.constexpr):
+def attend_tile(acc, total, highest, scores, v, scale):
     """The state after one more tile of scores [M, N] (unscaled, hidden ones -inf) and values [N, D]."""
+    PRECISION: tl.constexpr = "tf32x3" if v.dtype == tl.float32 else "ieee"
     new_highest = tl.maximum(highest, tl.max(scores, 1) * scale)
     weights = tl.exp2(tl.fma(scores, scale, -new_highest[:, None]))
     decay = tl.exp2(highest - new_highest)
@@ -42,7 +54,13 @@ def attend_tile(acc, total, highest, scores, v, scale, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def fold_weights(highest, part_highest):
-    """The new maximum, and the factors of what is folded so far and of the partition that follows it."""
+def fold(state, part):
+    """The state over what `state` has seen and the partition that follows it."""
+    acc, total, highest = state
+    part_acc, part_total, part_highest = part
     new_highest = tl.maximum(highest, part_highest)
-    return new_highest, tl.exp2(highest - new_highest), tl.exp2(part_highest - new_highest)
+    keep = tl.exp2(highest - new_highest)
+    add = tl.exp2(part_highest - new_highest)
+    total = tl.fma(part_total, add, total * keep)
+    acc = tl.fma(part_acc, add[:, None], acc * keep[:, None])
+    return acc, total, new_highest
