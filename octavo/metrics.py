@@ -8,6 +8,7 @@ that comes between two of its steps sees a histogram's sum at most one observati
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,10 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from octavo.addresses import is_local_host
 from octavo.process import StartError
+
+_LOG = logging.getLogger(__name__)
 
 Kind = Literal["counter", "gauge", "histogram"]
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
@@ -261,7 +265,7 @@ class MetricsServer:
 
 
 def serve_metrics(metrics: MetricSet, host: str, port: int) -> MetricsServer:
-    """Start answering; 0 picks a free port. Raises StartError when it cannot listen."""
+    """Start answering; 0 picks a free port. Warns where strangers may ask. Raises StartError when it cannot listen."""
     try:
         server, thread = start_http_server(port, host, metrics.registry)
     except OSError as error:
@@ -269,6 +273,14 @@ def serve_metrics(metrics: MetricSet, host: str, port: int) -> MetricsServer:
             f"--metrics-port: {host}:{port} cannot be bound ({error.strerror or error}); choose another --metrics-port "
             "or --metrics-host"
         ) from None
+
+    if not is_local_host(host):
+        _LOG.warning(
+            "open to the network: --metrics-host %s: whoever reaches port %d reads this process's metrics, without key "
+            "or TLS; keep the port inside a network of their own",
+            host,
+            server.server_port,
+        )
 
     def close() -> None:
         server.shutdown()

@@ -152,3 +152,11 @@ def test_a_port_answers_with_what_is_so_then(loop: asyncio.AbstractEventLoop) ->
             serve_metrics(made(), "127.0.0.1", server.port)
     finally:
         server.close()
+
+
+@pytest.mark.parametrize(("host", "is_told"), [("127.0.0.1", False), ("0.0.0.0", True)])
+def test_figures_that_strangers_can_read_are_warned_of(
+    host: str, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    serve_metrics(made(), host, 0).close()
+    assert (f"open to the network: --metrics-host {host}" in caplog.text) is is_told
