@@ -31,6 +31,7 @@ import torch
 
 from benchmarks.comparison.serving import serving
 from benchmarks.core_on_runner import CoreOnRunner
+from kernels.api import SecondCopies
 from kernels.select import open_backend
 from octavo import Client
 from octavo.internal.v1 import types_pb2
@@ -197,7 +198,10 @@ def ways_to_preempt(options: argparse.Namespace) -> Figures:
     stored = None if source.is_gguf else json.loads((source.directory / "config.json").read_text()).get("torch_dtype")
     dtype = getattr(torch, resolve_dtype("auto", stored, collect_machine().cpu_flags))
     shape = RunnerShape(16, num_blocks, BLOCK_SIZE, 512, 512, num_host_blocks=4 * num_blocks)
-    runner = build_runner(source, shape, dtype, open_backend("auto", usable_cpus(), spare_bytes=spare_memory_bytes()))
+    backend = open_backend("auto", usable_cpus(), spare_bytes=spare_memory_bytes())
+    runner = build_runner(source, shape, dtype, backend)
+    if isinstance(backend, SecondCopies):
+        backend.make_copies(lambda: True)
     rates: dict[str, list[float]] = {mode.value: [] for mode in PreemptionMode}
     done: dict[str, dict[str, object]] = {}
     modes = deque(PreemptionMode)

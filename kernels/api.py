@@ -22,7 +22,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from kernels.extensions import FusableLayer, FusedLayers, HostTier, LayerFusion, QuantizedLinears
+from kernels.extensions import FusableLayer, FusedLayers, HostTier, LayerFusion, QuantizedLinears, SecondCopies
 from kernels.layer_types import (
     KV_PARTITION,
     AttentionPlan,
@@ -59,6 +59,7 @@ __all__ = [
     "RopeTable",
     "Samples",
     "SamplingBatch",
+    "SecondCopies",
     "splitmix64",
     "uniforms",
 ]
@@ -78,7 +79,7 @@ class BackendInfo:
     invariance_note: str = ""
     # How matrices are kept, such as "bfloat16", for the log: it changes no bit. Empty: nothing is packed yet.
     kept_weights: str = ""
-    # Bytes of second copies of matrices, which make steps of few rows faster.
+    # Bytes of second copies of matrices (`SecondCopies`); while some are still to be made, what they will take at most.
     copy_bytes: int = 0
     # Bytes that matrices take less than in the type that they came in.
     saved_bytes: int = 0

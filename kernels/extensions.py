@@ -5,7 +5,7 @@ Part of `kernels.api`, which is where they are imported from.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -40,6 +40,18 @@ class HostTier(Protocol):
 
     def allocate_host_kv_cache(self, spec: KVCacheSpec) -> KVCache:
         """A zeroed cache for `copy_blocks` with one on the device. Raises MemoryError when it does not fit."""
+        ...
+
+
+@runtime_checkable
+class SecondCopies(Protocol):
+    """Copies of weights that make steps of few rows faster and change no bit, so that they may come after the start."""
+
+    def make_copies(self, goes_on: Callable[[], bool]) -> None:
+        """Makes those of all weights that are packed, until `goes_on` says no, asked before each.
+
+        In any one thread, beside the one that computes, which uses what is made from its next call on.
+        """
         ...
 
 

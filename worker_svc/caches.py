@@ -40,7 +40,7 @@ def allocate_cache(
     """The device tier; `spec` says everything but the number of blocks. Raises StartError for more than is free."""
     group = ranks.group
     group.minimum(())  # all weights are loaded: what is free now is free for caches
-    memory = size_memory(config, shape, dtype, _own_machine(ranks), resident_bytes())
+    memory = size_memory(config, shape, dtype, _own_machine(ranks), resident_bytes(), backend.info.copy_bytes)
     (num_blocks,) = group.minimum((memory.pool.num_blocks,))
     if num_blocks < memory.pool.num_blocks:
         memory = memory.with_blocks(num_blocks, f"the least that fits on one of {group.size} ranks")

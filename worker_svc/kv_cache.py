@@ -65,6 +65,7 @@ class WorkerMemory:
     graph_bytes: int = 0
     # Of main memory, taken when the cache is sized already.
     grammar_bytes: int = 0
+    copy_bytes: int = 0
 
     def with_blocks(self, num_blocks: int, reason: str) -> WorkerMemory:
         """With a smaller pool, and why."""
@@ -73,11 +74,17 @@ class WorkerMemory:
 
 
 def size_memory(
-    config: WorkerConfig, shape: ModelShape, dtype: str, machine: MachineFacts, resident_bytes: int
+    config: WorkerConfig,
+    shape: ModelShape,
+    dtype: str,
+    machine: MachineFacts,
+    resident_bytes: int,
+    copy_bytes: int = 0,
 ) -> WorkerMemory:
     """Sizes the KV cache of a rank whose weights are loaded: `machine` was read after that, and is its share of it.
 
-    Raises StartError when not one block fits, naming what is free and what a block takes.
+    `copy_bytes` are still to be taken, by second copies of weights. Raises StartError when not one block fits, naming
+    what is free and what a block takes.
     """
     workspace = shape.workspace_bytes(config.max_num_seqs, config.max_num_batched_tokens, dtype)
     request = KvRequest(
@@ -89,7 +96,7 @@ def size_memory(
         kv_memory_fraction=config.kv_memory_fraction,
         kv_cache_dtype=config.kv_cache_dtype,
     )
-    free = machine.free_memory_bytes - workspace - config.swap_bytes - shape.grammar_bytes
+    free = machine.free_memory_bytes - workspace - config.swap_bytes - shape.grammar_bytes - copy_bytes
     pool = size_kv_pool(request, shape.kv_block_bytes(config.block_size, request.kv_dtype(dtype)), free)
     if pool.num_blocks < 1:
         raise StartError(
@@ -109,6 +116,7 @@ def size_memory(
         others_bytes=max(0, machine.total_memory_bytes - machine.free_memory_bytes - resident_bytes),
         free_bytes=free - pool.num_bytes,
         grammar_bytes=shape.grammar_bytes,
+        copy_bytes=copy_bytes,
     )
 
 
@@ -181,7 +189,6 @@ def memory_table(
         gain = f"; in {config.kv_cache_dtype}, {pool.num_tokens - wide} tokens more than in {dtype}"
     rows = [
         ("weights", memory.weight_bytes - kernels.saved_bytes, f"{millions} in {kernels.kept_weights or dtype}"),
-        *([("second copies", kernels.copy_bytes, "of weights, for steps of few rows")] if kernels.copy_bytes else []),
         (
             "KV cache",
             pool.num_bytes,
@@ -190,6 +197,11 @@ def memory_table(
         ("workspace", memory.workspace_bytes, "one step's activations and logits at most"),
         *([("CUDA graphs", memory.graph_bytes, "of decode steps, measured")] if memory.graph_bytes else []),
         *([("grammars", memory.grammar_bytes, "the vocabulary once more")] if memory.grammar_bytes else []),
+        *(
+            [("second copies", memory.copy_bytes, "at most, of weights, for steps of few rows")]
+            if memory.copy_bytes
+            else []
+        ),
         ("other processes", memory.others_bytes, ""),
         ("left free", memory.free_bytes, ""),
     ]

@@ -39,6 +39,7 @@ from worker_svc.process_memory import return_freed_memory
 from worker_svc.profiling import StepMemory, measure_steps
 from worker_svc.rows import RowLimits
 from worker_svc.runner import Runner, RunnerLimits, RunnerParts
+from worker_svc.second_copies import CopyMaker
 from worker_svc.threads import StepThreads, watched_threads
 from worker_svc.warm_up import warm_up
 from worker_svc.weights import Checkpoint, Weights, WeightsError, open_checkpoint
@@ -46,7 +47,8 @@ from worker_svc.weights.kv_scales import read_kv_scales
 
 _LOG = logging.getLogger(__name__)
 
-_GRAMMAR_LEISURE_S = 2.0
+# What need not be there for the first requests waits so long, for they need the cores more.
+_LEISURE_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -58,10 +60,12 @@ class LoadedWorker:
     # None: their number is fixed.
     threads: StepThreads | None
     grammars: GrammarCompiler
+    copies: CopyMaker
 
     def close(self) -> None:
         """Ends what works beside the steps."""
         self.grammars.close()
+        self.copies.close()
 
 
 def load(
@@ -116,13 +120,13 @@ def load(
     hello = _hello(limits, info, host_cache.spec.num_blocks if host_cache is not None else 0)
     if meter is None:  # on a card the first step compiles kernels, and says nothing of later ones
         hello.warm_up_token_ns = token_ns
-    return LoadedWorker(runner, hello, threads, grammars)
+    return LoadedWorker(runner, hello, threads, grammars, CopyMaker(backend, _LEISURE_S))
 
 
 def _open_grammars(model: FoundModel, vocabulary: Vocabulary) -> GrammarCompiler:
     """It reads the vocabulary once the first requests had their chance of the cores."""
     directory, size, end_ids = model.source.directory, vocabulary.size, vocabulary.end_token_ids
-    return GrammarCompiler(lambda: load_grammar_vocabulary(directory, size, end_ids), end_ids, _GRAMMAR_LEISURE_S)
+    return GrammarCompiler(lambda: load_grammar_vocabulary(directory, size, end_ids), end_ids, _LEISURE_S)
 
 
 def _limits(config: WorkerConfig, model: FoundModel, vocabulary: Vocabulary, num_blocks: int) -> RunnerLimits:

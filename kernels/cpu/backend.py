@@ -54,8 +54,8 @@ class CpuBackend:
     def __init__(
         self, num_threads: int | None = None, variant: str | None = None, max_coded_bytes: int = DEFAULT_CODED_BYTES
     ) -> None:
-        """`num_threads` None keeps torch's count; `variant` None takes the best that this processor runs. Copies of
-        weights for steps of few rows take `max_coded_bytes` at most.
+        """`num_threads` None keeps torch's count; `variant` None takes the best that this processor runs. Second
+        copies of weights take `max_coded_bytes` at most.
 
         Raises RuntimeError when the extension cannot serve, ValueError for a variant that does not run here.
         """
@@ -73,8 +73,8 @@ class CpuBackend:
         variant = f"{self._variant}+panels"
         if self._uses_onednn(torch.bfloat16):
             variant += f"+onednn_bf16_{torch.backends.cpu.get_cpu_capability().lower()}"
-        copy_bytes, saved_bytes = self._memory.coded_bytes, self._memory.saved_bytes
-        kept = ", ".join(sorted(f"{n} and 12 bits" if n == "bfloat16" and copy_bytes else n for n in self._kept_in))
+        copy_bytes, saved_bytes = self._memory.copies.num_bytes, self._memory.saved_bytes
+        kept = ", ".join(sorted(self._kept_in))
         return BackendInfo("cpu", variant, not self._doubts, "; ".join(self._doubts), kept, copy_bytes, saved_bytes)
 
     @property
@@ -180,10 +180,15 @@ class CpuBackend:
 
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
         if isinstance(packed, products.CpuLinear):
+            self._memory.copies.adopt()
             return products.linear(self._context, x, packed)
         if isinstance(packed, linears.ReferenceLinear) and self._uses_onednn(packed.dtype):
             return linears.linear(x, packed)
         raise TypeError(f"the weight was packed by another backend: {type(packed).__name__}")
+
+    def make_copies(self, goes_on: Callable[[], bool]) -> None:
+        """In twelve bits a weight, of matrices that are kept in bf16."""
+        self._memory.copies.make(self._variant_index | 1 << 8, goes_on)
 
     def _uses_onednn(self, dtype: torch.dtype) -> bool:
         return dtype == torch.bfloat16 and self._variant == "avx512_bf16" and linears.onednn_supports(dtype)
@@ -248,6 +253,7 @@ class CpuBackend:
 
         def run(num_layers: int, x: Tensor, residual: Tensor, cache: KVCache, plan: AttentionPlan) -> None:
             own = contracts.own_plan(plan, CpuPlan), contracts.own_cache(cache, CpuCache)
+            self._memory.copies.adopt()
             stacks.run(self._context, stack, num_layers, x, residual, *own)
 
         return run

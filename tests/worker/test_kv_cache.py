@@ -41,6 +41,16 @@ def test_what_grammars_will_take_is_kept_free() -> None:
     assert SHAPE.part(0, 2).grammar_bytes == SHAPE.grammar_bytes
 
 
+def test_what_second_copies_will_take_is_kept_free() -> None:
+    machine = replace(MACHINE, free_memory_bytes=2**29)
+    without, less = (size_memory(CONFIG, SHAPE, "float32", machine, 0, copies) for copies in (0, 3 * 2**20))
+    assert without.free_bytes + without.pool.num_bytes - less.free_bytes - less.pool.num_bytes == 3 * 2**20
+    assert "3.00 MiB  at most, of weights, for steps of few rows" in memory_table(
+        less, SHAPE, "float32", CONFIG, KERNELS
+    )
+    assert "second copies" not in memory_table(without, SHAPE, "float32", CONFIG, KERNELS)
+
+
 def test_the_first_option_given_decides() -> None:
     by_blocks = size_memory(replace(CONFIG, num_kv_blocks=7), SHAPE, "float32", MACHINE, 0).pool
     by_memory = size_memory(replace(CONFIG, kv_cache_memory=10 * BLOCK_BYTES + 1), SHAPE, "float32", MACHINE, 0).pool
@@ -66,11 +76,8 @@ def test_the_table_says_what_runs_at_once() -> None:
 
 def test_the_table_says_all_of_the_context_where_it_fits() -> None:
     memory = size_memory(CONFIG, SHAPE, "bfloat16", MACHINE, 0)
-    kernels = replace(KERNELS, kept_weights="bfloat16 and 12 bits", copy_bytes=3 * 2**20)
-    table = memory_table(memory, SHAPE, "bfloat16", CONFIG, kernels)
-    assert "M parameters in bfloat16 and 12 bits" in table
-    assert "second copies" in table
-    assert "3.00 MiB  of weights, for steps of few rows" in table
+    table = memory_table(memory, SHAPE, "bfloat16", CONFIG, replace(KERNELS, kept_weights="float16"))
+    assert "M parameters in float16" in table
     assert "longest context that fits: 8192 tokens" in table
 
 

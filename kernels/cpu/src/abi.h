@@ -102,7 +102,8 @@ struct AttentionArgs {
 // A matrix as `LinearArgs` has it, but for the rows.
 struct Matrix {
     int64_t columns, depth, panel_dtype;
-    const void *panels, *coded;
+    const void* panels;
+    const void* const* coded;  // where LinearArgs' stands: it may come between two calls
     const float* bias;
 };
 

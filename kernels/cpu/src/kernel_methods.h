@@ -81,7 +81,8 @@ PyObject* code_panels(PyObject*, PyObject* const* values, Py_ssize_t count) {
     return count_released(in, [&] { return in.kernels().code_panels(a, in.threads); });
 }
 
-// (context, x, out, rows, columns, depth, dtype, dtype of the panels, panels, coded panels or 0, bias)
+// (context, x, out, rows, columns, depth, dtype, dtype of the panels, panels, where the coded panels' address or 0 stands,
+//  bias)
 PyObject* linear(PyObject*, PyObject* const* values, Py_ssize_t count) {
     Args in(values, count, 11);
     in.context();
@@ -89,7 +90,10 @@ PyObject* linear(PyObject*, PyObject* const* values, Py_ssize_t count) {
     a.x = in, a.out = in;
     a.rows = in.integer(), a.columns = in.integer(), a.depth = in.integer();
     a.dtype = in.integer(), a.panel_dtype = in.integer();
-    a.panels = in, a.coded = in, a.bias = in;
+    a.panels = in;
+    const void* const* coded = in;
+    a.bias = in;
+    if (in.ok()) a.coded = *coded;
     return run_released(in, [&] { in.kernels().linear(a, in.threads); });
 }
 

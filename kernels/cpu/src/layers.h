@@ -59,7 +59,7 @@ struct PartView {
                                    a.dtype,
                                    static_cast<int>(matrix.panel_dtype),
                                    matrix.panels,
-                                   matrix.coded,
+                                   *matrix.coded,
                                    matrix.bias};
         ::linear(args, walk);
     }

@@ -77,8 +77,7 @@ def test_weights_kept_in_16_bits_lose_nothing(variant: str, kept: torch.dtype) -
     backend = CpuBackend(1, variant)
     packed, packed_wide = pack(backend, narrow), pack(backend, wide)
     assert (packed.kept_in, packed_wide.kept_in) == (str(kept).removeprefix("torch."), "float32")
-    name = {BF16: "bfloat16 and 12 bits", FP16: "float16"}[kept]
-    assert backend.info.kept_weights == ", ".join(sorted((name, "float32")))
+    assert backend.info.kept_weights == ", ".join(sorted((packed.kept_in, "float32")))
     assert torch.equal(backend.linear(x, packed), backend.linear(x, packed_wide)[:, :64])
 
 
@@ -101,15 +100,16 @@ def test_coded_weights_give_the_bits_of_plain_ones(
         weight[k % columns, k] = -(2.0**-100)
     x = randn(7, depth, seed=18).to(dtype)
     for num_threads in (1, 2):
-        backend, plain = CpuBackend(num_threads, variant), CpuBackend(num_threads, variant, max_coded_bytes=0)
-        packed, packed_plain = pack(backend, weight), pack(plain, weight)
-        assert packed.coded_panels is not None
-        assert packed_plain.coded_panels is None
-        assert len(packed.coded_panels) < 0.9 * len(packed.panels)
-        assert "12 bits" in backend.info.kept_weights
-        assert "12 bits" not in plain.info.kept_weights
-        for count in range(1, 8):
-            assert torch.equal(backend.linear(x[:count], packed), plain.linear(x[:count], packed_plain)), count
+        backend = CpuBackend(num_threads, variant)
+        packed = pack(backend, weight)
+        plain = [backend.linear(x[:count], packed) for count in range(1, 8)]
+        assert packed.copy.panels is None
+        most_bytes = backend.info.copy_bytes
+        backend.make_copies(lambda: True)
+        coded = [backend.linear(x[:count], packed) for count in range(1, 8)]
+        assert packed.copy.panels is not None
+        assert len(packed.copy.panels) == backend.info.copy_bytes <= most_bytes < len(packed.panels)
+        assert all(map(torch.equal, plain, coded))
 
 
 def blocks(columns: int, depth: int, bits: int, seed: int) -> Tensor:
@@ -159,11 +159,28 @@ def test_what_blocks_would_change_is_kept_in_fp32(backend: CpuBackend, value: fl
 def test_what_codes_do_not_shorten_is_kept_once(backend: CpuBackend) -> None:
     """High bytes all over, or no memory left for a second copy."""
     exponents = torch.randint(-60, 60, (64, 100), generator=torch.Generator().manual_seed(19))
-    assert pack(backend, torch.exp2(exponents.float())).coded_panels is None
-    weights = [randn(64, 100, seed=seed).to(BF16).float() for seed in (20, 21, 22)]
-    scarce = CpuBackend(1, backend.info.variant.split("+")[0], max_coded_bytes=3 * 64 * 100)
-    copies = [pack(scarce, weight).coded_panels for weight in weights]
-    assert [copy is not None for copy in copies] == [True, False, False]
+    weights = [torch.exp2(exponents.float())]
+    weights += [randn(64, 100, seed=seed).to(BF16).float() for seed in (20, 21, 22)]
+    most_bytes = 3 * 64 * 100
+    scarce = CpuBackend(1, backend.info.variant.split("+")[0], max_coded_bytes=most_bytes)
+    packed = [pack(scarce, weight) for weight in weights]
+    assert scarce.info.copy_bytes == most_bytes
+    scarce.make_copies(lambda: True)
+    scarce.linear(torch.zeros(1, 100), packed[0])
+    assert [each.copy.panels is not None for each in packed] == [False, True, False, False]
+    assert 0 < scarce.info.copy_bytes < most_bytes
+
+
+def test_copies_are_made_for_as_long_as_they_may(backend: CpuBackend) -> None:
+    made = CpuBackend(1, backend.info.variant.split("+")[0])
+    packed = [pack(made, randn(64, 100, seed=seed).to(BF16).float()) for seed in (27, 28, 29)]
+    answers = iter((True, True, False))
+    made.make_copies(lambda: next(answers))
+    made.linear(torch.zeros(1, 100), packed[0])
+    assert [each.copy.panels is not None for each in packed] == [True, True, False]
+    made.make_copies(lambda: True)
+    made.linear(torch.zeros(1, 100), packed[0])
+    assert packed[2].copy.panels is not None
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16])
