@@ -17,6 +17,16 @@ from router.sampling_rules import NUMBER_RULES, check_flag, check_logit_bias, ch
 
 DEFAULT_COMPLETION_TOKENS = 16
 
+_NEUTRAL: Mapping[str, Any] = {
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "min_tokens": 0,
+    "n": 1,
+    "logprobs": None,
+    "prompt_logprobs": None,
+}
+"""Numbers for what neither a request nor generation_config.json says."""
+
 
 @dataclass(frozen=True)
 class SamplingRequest:
@@ -143,10 +153,10 @@ def check_sampling(
         if (value := getattr(request, name)) is not None
     }
     max_tokens = _resolve_max_tokens(said.get("max_tokens"), limits, prompt_tokens, is_chat=is_chat)
-    min_tokens = said.get("min_tokens", 0)
+    numbers = {**_NEUTRAL, **vars(defaults), "seed": drawn_seed, **said}
+    min_tokens, n = numbers["min_tokens"], numbers["n"]
     if min_tokens > max_tokens:
         raise InvalidRequest("min_tokens", f"min_tokens must be at most max_tokens ({max_tokens}), got {min_tokens}")
-    n = said.get("n", 1)
     best_of = said.get("best_of", n)
     if best_of < n:
         raise InvalidRequest("best_of", f"best_of must be at least n ({n}), got {best_of}")
@@ -154,26 +164,13 @@ def check_sampling(
     if echo and is_chat:
         raise InvalidRequest("echo", "echo must be false for chat, got true; completions can echo their prompt")
     return SamplingParams(
-        temperature=said.get("temperature", defaults.temperature),
-        top_p=said.get("top_p", defaults.top_p),
-        top_k=said.get("top_k", defaults.top_k),
-        min_p=said.get("min_p", defaults.min_p),
-        presence_penalty=said.get("presence_penalty", 0.0),
-        frequency_penalty=said.get("frequency_penalty", 0.0),
-        repetition_penalty=said.get("repetition_penalty", defaults.repetition_penalty),
-        seed=said.get("seed", drawn_seed),
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        n=n,
-        best_of=best_of,
+        **{**numbers, "max_tokens": max_tokens, "best_of": best_of},
         ignore_eos=check_flag("ignore_eos", request.ignore_eos, default=False),
         echo=echo,
         skip_special_tokens=check_flag("skip_special_tokens", request.skip_special_tokens, default=True),
         include_stop_str_in_output=check_flag(
             "include_stop_str_in_output", request.include_stop_str_in_output, default=False
         ),
-        logprobs=said.get("logprobs"),
-        prompt_logprobs=said.get("prompt_logprobs"),
         stop=check_stop(request.stop),
         stop_token_ids=check_stop_token_ids(request.stop_token_ids, limits.vocab_size),
         logit_bias=check_logit_bias(request.logit_bias, limits.vocab_size),

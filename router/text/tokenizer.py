@@ -88,12 +88,6 @@ class Tokenizer:
         return self._special_id("bos_token")
 
     @cached_property
-    def add_bos(self) -> bool:
-        """Whether encoding with special tokens puts BOS first."""
-        ids = self.encode("", add_special_tokens=True)
-        return bool(ids) and ids[0] == self.bos_id
-
-    @cached_property
     def plain(self) -> PlainTextEncoder:
         """The encoder for which no special token can be written as text."""
         return PlainTextEncoder(self, control_strings(self, ""))

@@ -193,8 +193,6 @@ def test_chat_begins_with_one_bos(text_models: dict[str, TextModel]) -> None:
 
 def test_f28_empty_completion_needs_a_token_of_the_tokenizer(text_models: dict[str, TextModel]) -> None:
     assert text_models["llama3"].prompts.completion("").token_ids == (text_models["llama3"].tokenizer.bos_id,)
-    assert text_models["llama3"].tokenizer.add_bos
-    assert not text_models["default"].tokenizer.add_bos
     with pytest.raises(InvalidRequest, match="empty"):
         text_models["default"].prompts.completion("")
 
