@@ -47,8 +47,8 @@ class HostTier(Protocol):
 class SecondCopies(Protocol):
     """Copies of weights that make steps of few rows faster and change no bit, so that they may come after the start."""
 
-    def make_copies(self, goes_on: Callable[[], bool]) -> None:
-        """Makes those of all weights that are packed, until `goes_on` says no, asked before each.
+    def make_copies(self, goes_on: Callable[[], bool]) -> int:
+        """Makes those of all weights that are packed, until `goes_on` says no, asked before each; the bytes they take.
 
         In any one thread, beside the one that computes, which uses what is made from its next call on.
         """

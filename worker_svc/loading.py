@@ -76,7 +76,7 @@ def load(
     Raises StartError, SourceError or MemoryError with a cause that the operator can mend.
     """
     num_cpus = max(1, usable_cpus() // ranks.num_local_ranks)
-    place = open_place(config, ranks.local_rank, num_cpus)
+    place = open_place(config, ranks, num_cpus)
     device, torch_device, backend, meter = place.device, place.torch_device, place.backend, place.meter
     with phases.phase("model"):
         model = find_model(config, ranks, is_on_cpu=meter is None)

@@ -49,13 +49,13 @@ class CopyMaker:
         _give_way()
         begun_s = time.monotonic()
         try:
-            backend.make_copies(lambda: not self._closing.is_set())
+            num_bytes = backend.make_copies(lambda: not self._closing.is_set())
         except (MemoryError, RuntimeError) as error:  # torch's, for memory that it does not get
             _LOG.warning("steps of few rows stay slower than they could be, second copies of weights failed: %s", error)
             return
         if not self._closing.is_set():
-            made, seconds = format_bytes(backend.info.copy_bytes), time.monotonic() - begun_s
-            _LOG.info("second copies of weights, for steps of few rows: %s, made in %.2f s", made, seconds)
+            seconds = time.monotonic() - begun_s
+            _LOG.info("second copies of weights: %s, made in %.2f s", format_bytes(num_bytes), seconds)
 
 
 def _give_way() -> None:

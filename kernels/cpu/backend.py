@@ -186,9 +186,9 @@ class CpuBackend:
             return linears.linear(x, packed)
         raise TypeError(f"the weight was packed by another backend: {type(packed).__name__}")
 
-    def make_copies(self, goes_on: Callable[[], bool]) -> None:
+    def make_copies(self, goes_on: Callable[[], bool]) -> int:
         """In twelve bits a weight, of matrices that are kept in bf16."""
-        self._memory.copies.make(self._variant_index | 1 << 8, goes_on)
+        return self._memory.copies.make(self._variant_index | 1 << 8, goes_on)
 
     def _uses_onednn(self, dtype: torch.dtype) -> bool:
         return dtype == torch.bfloat16 and self._variant == "avx512_bf16" and linears.onednn_supports(dtype)

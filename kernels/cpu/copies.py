@@ -76,10 +76,11 @@ class CodedCopies:
             self._wanted.append(_Wanted(panels, columns, depth, copy))
         return copy
 
-    def make(self, context: int, goes_on: Callable[[], bool]) -> None:
-        """Makes what is wanted, matrix by matrix, until `goes_on` says no. In one thread at a time, whichever.
+    def make(self, context: int, goes_on: Callable[[], bool]) -> int:
+        """Makes what is wanted, matrix by matrix, until `goes_on` says no; the bytes of all copies then.
 
-        A matrix gets none where it would not be much smaller or memory does not suffice.
+        In one thread at a time, whichever. A matrix gets none where it would not be much smaller or memory does not
+        suffice.
         """
         while self._wanted and goes_on():
             wanted = self._wanted[0]
@@ -92,6 +93,7 @@ class CodedCopies:
                 self._made.append((wanted.copy, coded))
             self._used_bytes += used
             self._wanted.popleft()
+        return self._used_bytes
 
     def adopt(self) -> None:
         """Takes into use what has been made. For the thread that computes, and not beside a call of the extension."""

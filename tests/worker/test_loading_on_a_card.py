@@ -15,6 +15,7 @@ from worker_svc.config import WorkerConfig
 from worker_svc.device.memory import CardMemory
 from worker_svc.device.workplace import Workplace, open_workplace
 from worker_svc.loading import LoadedWorker, load
+from worker_svc.parallel.group import ALONE, Membership
 
 GIB = 2**30
 CONFIG = WorkerConfig(max_num_seqs=4, max_num_batched_tokens=32, max_model_len=64, num_threads=1, device="cuda")
@@ -31,7 +32,7 @@ class Start:
     def load(self) -> LoadedWorker:
         return load(self._config, Phases(self.seen.append), open_place=self._open)
 
-    def _open(self, config: WorkerConfig, local_rank: int, num_cpus: int) -> Workplace:
+    def _open(self, config: WorkerConfig, ranks: Membership, num_cpus: int) -> Workplace:
         return Workplace(self.device, PaddedReference(1), self.meter)
 
 
@@ -66,4 +67,4 @@ def test_a_full_card_stops_the_start(tiny_directory: Path) -> None:
 
 def test_kernels_of_the_cpu_are_refused_for_a_card() -> None:
     with pytest.raises(StartError, match=r"needs CUDA device 0|give --device cpu"):
-        open_workplace(replace(CONFIG, kernels="reference"), 0, 1)
+        open_workplace(replace(CONFIG, kernels="reference"), ALONE, 1)

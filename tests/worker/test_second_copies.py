@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,14 @@ from kernels.api import PackedLinear
 from kernels.cpu import CpuBackend, unavailable_reason
 from kernels.cpu.products import CpuLinear
 from kernels.reference import ReferenceBackend
+from octavo.machine import free_memory_bytes
 from octavo.phases import Phases
 from tests.fakes.tiny_llama import TINY_VOCAB_SIZE, TinyLlama, write_tiny_llama
 from tests.worker.harness import Driver, RunnerShape, answer, build_runner, sampling
 from worker_svc.config import WorkerConfig
+from worker_svc.device.workplace import open_workplace
 from worker_svc.loading import load
+from worker_svc.parallel.group import ALONE
 from worker_svc.second_copies import CopyMaker
 
 pytestmark = pytest.mark.skipif(unavailable_reason() is not None, reason="the kernels that make copies are not there")
@@ -110,7 +114,7 @@ def test_kernels_without_copies_have_no_thread_for_them() -> None:
 
 def test_copies_without_memory_are_said_to_be_missing(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Poor(CpuBackend):
-        def make_copies(self, goes_on: Callable[[], bool]) -> None:
+        def make_copies(self, goes_on: Callable[[], bool]) -> int:
             raise RuntimeError("you tried to allocate 7 bytes")
 
     backend = Poor(1)
@@ -119,6 +123,18 @@ def test_copies_without_memory_are_said_to_be_missing(directory: Path, caplog: p
         CopyMaker(backend, 0).join()
     assert "steps of few rows stay slower" in caplog.text
     assert "7 bytes" in caplog.text
+
+
+def test_ranks_of_a_machine_share_what_is_spare() -> None:
+    """So many ranks that a small matrix takes more than one's share."""
+    many = 10 * free_memory_bytes() // 2**20
+    taken = []
+    for ranks in (ALONE, replace(ALONE, num_local_ranks=many)):
+        backend = open_workplace(WorkerConfig(kernels="cpu", device="cpu"), ranks, num_cpus=1).backend
+        backend.pack_linear(torch.ones(256, 512), None)
+        taken.append(backend.info.copy_bytes)
+    assert taken[0] > 0.7 * 256 * 512 * 2
+    assert taken[1] == pytest.approx(2**20 / 10 / 16, rel=0.5)  # others take and free memory meanwhile
 
 
 def test_a_worker_makes_them_and_ends_with_the_thread_that_does(directory: Path) -> None:

@@ -18,7 +18,9 @@ from worker_svc.config import WorkerConfig
 from worker_svc.device.api import Device
 from worker_svc.device.choice import choose_device, open_device
 from worker_svc.device.memory import CudaMeter, Meter
+from worker_svc.parallel.group import Membership
 
+# One of so many parts of the free memory.
 _SPARE_SHARE = 16
 
 
@@ -35,25 +37,24 @@ class Workplace:
         return self.device.torch_device
 
 
-OpenWorkplace = Callable[[WorkerConfig, int, int], Workplace]
+OpenWorkplace = Callable[[WorkerConfig, Membership, int], Workplace]
 
 
-def open_workplace(config: WorkerConfig, local_rank: int, num_cpus: int) -> Workplace:
-    """For the rank of that number on its machine, which may use so many CPUs. Raises StartError with the cause."""
-    torch_device = choose_device(config.device, local_rank)
+def open_workplace(config: WorkerConfig, ranks: Membership, num_cpus: int) -> Workplace:
+    """For a rank that may use so many CPUs of its machine. Raises StartError with the cause."""
+    torch_device = choose_device(config.device, ranks.local_rank)
     if torch_device.type == "cuda" and config.kernels not in ("auto", "triton"):
         raise StartError(f"--kernels {config.kernels}: they compute on the CPU; give --device cpu, or leave them out")
     device = open_device(torch_device, config)
     meter = None if torch_device.type == "cpu" else CudaMeter(torch_device)
     try:
-        backend = open_backend(
-            config.kernels, config.num_threads or num_cpus, torch_device, config.batch_invariant, spare_memory_bytes()
-        )
+        num_threads, spare_bytes = config.num_threads or num_cpus, spare_memory_bytes(ranks.num_local_ranks)
+        backend = open_backend(config.kernels, num_threads, torch_device, config.batch_invariant, spare_bytes)
     except (RuntimeError, ValueError) as error:
         raise StartError(f"--kernels {config.kernels}: {error}") from error
     return Workplace(device, backend, meter)
 
 
-def spare_memory_bytes() -> int:
-    """Of the main memory that is free now, what may go to copies of weights that only make steps faster."""
-    return free_memory_bytes() // _SPARE_SHARE
+def spare_memory_bytes(num_local_ranks: int = 1) -> int:
+    """What each of a machine's ranks may take of the main memory that is free now, for copies that only save time."""
+    return free_memory_bytes() // (_SPARE_SHARE * num_local_ranks)
