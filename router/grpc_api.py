@@ -17,10 +17,10 @@ import grpc
 import grpc.aio
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from octavo.grpc_guard import Context, Handler, readable, refusing
+from octavo.grpc_health import Health
 from octavo.tracing import HEADER
 from octavo.v1 import inference_pb2 as pb
 from octavo.v1 import inference_pb2_grpc as pb_grpc
@@ -49,9 +49,7 @@ Read = Callable[[float | None, str], GenerationRequest]
 _Unary = TypeVar("_Unary", bound=UnaryResponse)
 
 
-def make_server(
-    front: FrontDoor, max_message_bytes: int, gate: Gate | None = None
-) -> tuple[grpc.aio.Server, HealthServicer]:
+def make_server(front: FrontDoor, max_message_bytes: int, gate: Gate | None = None) -> tuple[grpc.aio.Server, Health]:
     """A server with all services, not started, and its health."""
     server = grpc.aio.server(
         interceptors=[GrpcGate(gate or Gate(), abort), _Readable()],
@@ -66,7 +64,7 @@ def make_server(
         ],
     )
     pb_grpc.add_InferenceServiceServicer_to_server(InferenceServicer(front, EncodedResponses), server)
-    health = HealthServicer()
+    health = Health()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     reflection.enable_server_reflection(
         (SERVICE_NAME, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME), server
@@ -74,7 +72,7 @@ def make_server(
     return server, health
 
 
-async def set_health(health: HealthServicer, *, serving: bool) -> None:
+async def set_health(health: Health, *, serving: bool) -> None:
     """Tell health clients, for the whole server and for the service by name."""
     word = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
     for name in ("", SERVICE_NAME):

@@ -108,8 +108,6 @@ def _message(message: pb.ChatMessage) -> Mapping[str, Any]:
     found: dict[str, Any] = {"role": message.role}
     if message.HasField("content"):
         found["content"] = message.content
-    elif not message.tool_calls:
-        found["content"] = ""
     if message.name:
         found["name"] = message.name
     if message.tool_call_id:

@@ -20,6 +20,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from octavo.addresses import grpc_address
+from octavo.grpc_health import Health
 from octavo.grpc_polling import let_polling_wait
 from octavo.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
 from octavo.keepalive import keepalive_options
@@ -130,7 +131,7 @@ async def add_services(server: grpc.aio.Server, engine: Engine, networks: Networ
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(service, server)
     scheduler_pb2_grpc.add_ControlServiceServicer_to_server(ControlService(engine), server)
     names = [descriptor.full_name for descriptor in scheduler_pb2.DESCRIPTOR.services_by_name.values()]
-    checks = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing from the stubs
+    checks = Health()
     for name in ("", *names):
         await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)

@@ -98,7 +98,7 @@ _REFUSED: Mapping[str, str] = {
     "kv_transfer_params": "blocks are not handed between servers; leave it out",
     "vllm_xargs": "they are hooks into vLLM; leave it out",
 }
-_ASKS_NOTHING = (False, [], {}, "")
+_ASKS_NOTHING: tuple[Any, ...] = (False, [], {}, "")
 _ASKS_NOTHING_AS: Mapping[str, tuple[Any, ...]] = {
     "length_penalty": (1,),
     "web_search_options": (False,),  # an empty object asks for a search with every default

@@ -198,6 +198,10 @@ async def test_f44_health_follows_readiness(model_dir: Path) -> None:
         seen += [response.status async for response in _until(watch, not_serving)]
         assert seen[-1] == not_serving
         assert (await health.Check(health_pb2.HealthCheckRequest())).status == not_serving
+        listed = await health.List(health_pb2.HealthListRequest())
+        assert {name: one.status for name, one in listed.statuses.items()} == dict.fromkeys(
+            ("", SERVICE_NAME), not_serving
+        )
         watch.cancel()
 
 

@@ -144,6 +144,8 @@ async def test_refusals_name_their_field(tmp_path: Path) -> None:
             code, message, found = await refusal(stub(made).Chat(request))
             assert (code, found) == (grpc.StatusCode.INVALID_ARGUMENT, field)
             assert message.startswith(field.split("[")[0])
+        silent = pb.ChatRequest(messages=[pb.ChatMessage(role="user")])
+        assert (await refusal(stub(made).Chat(silent)))[2] == "messages[0].content"
         assert (await refusal(stub(made).Tokenize(pb.TokenizeRequest())))[2] == "prompt"
         assert made.scheduler.requests == []
 

@@ -69,6 +69,7 @@ def test_health_answers_for_the_whole_and_for_each_service(service: str) -> None
             stub: Any = health_pb2_grpc.HealthStub(shell.channel)
             answer = await stub.Check(health_pb2.HealthCheckRequest(service=service))
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
+            assert service in (await stub.List(health_pb2.HealthListRequest())).statuses
 
     run(test)
 
