@@ -22,7 +22,15 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from kernels.extensions import FusableLayer, FusedLayers, HostTier, LayerFusion, QuantizedLinears, SecondCopies
+from kernels.extensions import (
+    FusableLayer,
+    FusedLayers,
+    HostTier,
+    LayerFusion,
+    MemoryAhead,
+    QuantizedLinears,
+    SecondCopies,
+)
 from kernels.layer_types import (
     KV_PARTITION,
     AttentionPlan,
@@ -52,6 +60,7 @@ __all__ = [
     "KVCacheSpec",
     "LayerFusion",
     "Logprobs",
+    "MemoryAhead",
     "PackedLinear",
     "QKNorm",
     "QuantizedLinears",
