@@ -1,8 +1,7 @@
 """Makes a recording's decisions again, without model, clock or network, and says whether they are the same.
 
 Knows the core and the recording. Blocks go by the names under which the recorded core knew them, so tokens matter only
-to those who simulate; for them each block's tokens are made up from its name, so that beginnings are equal exactly
-where they were.
+to those who simulate.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
 
 from octavo.internal.v1 import recording_pb2 as pb
 from scheduler_svc import state
+from scheduler_svc.contents import Contents
 from scheduler_svc.core.plan import StepResult
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.statistics import Statistics
@@ -22,6 +21,7 @@ from scheduler_svc.core.types import (
     CoreLimits,
     Event,
     FinishReason,
+    IllegalTransition,
     Refused,
     ReplicaSpec,
     Request,
@@ -30,46 +30,9 @@ from scheduler_svc.decisions import Decisions
 from scheduler_svc.measures import SequenceTimes
 from scheduler_svc.recording import Recording, RecordingError, from_fields
 
-
-class Contents:
-    """What is known of recorded sequences' blocks: their names, and tokens made up from them."""
-
-    def __init__(self, records: Iterable[pb.Record]) -> None:
-        self._contents: dict[int, list[pb.RecordedContent]] = {}
-        for record in records:
-            if record.HasField("content"):
-                self._contents.setdefault(record.content.sequence_id, []).append(record.content)
-
-    def block_names(self, sequence_id: int) -> dict[tuple[str, int], list[bytes]]:
-        """As Request.block_names."""
-        return {
-            (content.fingerprint, content.block_size): [name.to_bytes(8, "little") for name in content.block_hashes]
-            for content in self._contents.get(sequence_id, ())
-        }
-
-    def token_id(self, sequence_id: int, position: int) -> int:
-        """The token at a position of a sequence, prompt included; below 2**32."""
-        content = self._longest(sequence_id)
-        if content is None or position >= content.block_size * len(content.block_hashes):
-            # In a block that never was full, or of which nothing is known: like no other.
-            digest = blake2b(b"%d.%d" % (sequence_id, position), digest_size=4).digest()
-            return int.from_bytes(digest, "little")
-        block, offset = divmod(position, content.block_size)
-        # Two words hold a name; in blocks of one token the first must do.
-        return (content.block_hashes[block] >> (32 * offset)) & 0xFFFFFFFF if offset < 2 else 0
-
-    def num_tokens(self, sequence_id: int) -> int:
-        """Tokens in the full blocks of a sequence that are known; 0 of none."""
-        content = self._longest(sequence_id)
-        return content.block_size * len(content.block_hashes) if content is not None else 0
-
-    def tokens(self, sequence_id: int, begin: int, end: int) -> array[int]:
-        """Tokens at positions begin ... end - 1."""
-        return array("I", (self.token_id(sequence_id, position) for position in range(begin, end)))
-
-    def _longest(self, sequence_id: int) -> pb.RecordedContent | None:
-        contents = self._contents.get(sequence_id, ())
-        return max(contents, key=lambda content: content.block_size * len(content.block_hashes), default=None)
+_MISFITS = (ArithmeticError, AssertionError, IllegalTransition, LookupError, ValueError)
+_MOST_TOKENS = 2**28
+"""Of a request: more than a message holds that comes to a scheduler."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +97,14 @@ class _Replay:
                 raise RecordingError(f"record {index} holds an input that this version does not know")
             if kind == "content":
                 continue
-            self._apply(kind, record)
+            try:
+                self._apply(kind, record)
+            except RecordingError:
+                raise
+            except _MISFITS as error:
+                raise RecordingError(
+                    f"record {index} ({kind}) does not fit those before it: {error}; the file is damaged"
+                ) from error
             out.num_records += 1
             if self._decisions.value != record.decisions:
                 out.difference = Difference(index, record.now_ns, kind)
@@ -191,8 +161,7 @@ class _Replay:
             self._decisions.add_refusal(refused)
 
     def _request(self, recorded: pb.RecordedRequest) -> Request:
-        num_tokens = recorded.num_prompt_tokens + recorded.num_prior_tokens
-        tokens = array("I", recorded.token_ids) or array("I", bytes(4 * num_tokens))
+        tokens = array("I", recorded.token_ids) or array("I", bytes(4 * num_tokens(recorded)))
         return replace(request_of(recorded, tokens), block_names=self._contents.block_names(recorded.sequence_id))
 
     def _update(self, update: pb.RecordedUpdate, now: int) -> list[Event]:
@@ -211,6 +180,8 @@ class _Replay:
     def _complete(self, recorded: pb.RecordedResult, now: int) -> None:
         replica = self._core.fleet.replica(recorded.replica_id)
         plan = replica.rows.unanswered[0]
+        if recorded.num_rows != len(plan.rows):
+            raise ValueError(f"a result of {recorded.num_rows} rows answers a plan of {len(plan.rows)}")
         self._out.steps.append(_sample(plan, recorded.duration_ns))
         silent = set(recorded.silent_rows)
         num_sampled = [0 if row in silent else 1 for row in range(recorded.num_rows)]
@@ -243,6 +214,14 @@ class _Replay:
             times = self._out.sequences.get(event.sequence_id)
             if times is not None:  # else it came before the first record, and its times are not known
                 times.note_event(event, now)
+
+
+def num_tokens(recorded: pb.RecordedRequest) -> int:
+    """Prompt and prior tokens of a request. Raises RecordingError for more than there can be."""
+    num = recorded.num_prompt_tokens + recorded.num_prior_tokens
+    if num > _MOST_TOKENS:
+        raise RecordingError(f"a request of {num} tokens, more than a scheduler takes: the file is damaged")
+    return num
 
 
 def request_of(recorded: pb.RecordedRequest, tokens: array[int]) -> Request:

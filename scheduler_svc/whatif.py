@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.cost_model import CostModel
+from scheduler_svc.contents import Contents
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import ReplicaSpec
 from scheduler_svc.measures import SequenceTimes, Summary, summarize
 from scheduler_svc.recording import Recording, RecordingError, from_fields
-from scheduler_svc.replay import Contents, StepSample, request_of
+from scheduler_svc.replay import StepSample, num_tokens, request_of
 from scheduler_svc.simulation import Arrival, Simulation, Stay
 
 
@@ -47,8 +48,7 @@ def workload_of(recording: Recording, times: dict[int, SequenceTimes] | None) ->
         if not record.HasField("submit"):
             continue
         recorded = record.submit
-        num_tokens = recorded.num_prompt_tokens + recorded.num_prior_tokens
-        tokens = array("I", recorded.token_ids) or contents.tokens(recorded.sequence_id, 0, num_tokens)
+        tokens = array("I", recorded.token_ids) or contents.tokens(recorded.sequence_id, 0, num_tokens(recorded))
         request = request_of(recorded, tokens)
         known = times.get(recorded.sequence_id) if times is not None else None
         cancel_at_ns = cancels.get(recorded.sequence_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,42 @@ def test_a_decision_that_differs_is_named(dump: Path, tmp_path: Path, capsys: py
     changed.write_bytes(b"".join(write(found.header, [frame(r.SerializeToString()) for r in found.records])))
     assert main(["replay", str(changed)]) == 1
     assert "decided otherwise" in capsys.readouterr().out
+
+
+def _first(found: Recording, kind: str) -> int:
+    return next(index for index, record in enumerate(found.records) if record.HasField(kind))  # type: ignore[arg-type]
+
+
+def _lose_attach(found: Recording) -> None:
+    found.records[_first(found, "attach")].attach.fields["replica_id"] = "99"
+
+
+def _widen_result(found: Recording) -> None:
+    found.records[_first(found, "complete")].complete.num_rows = 2**31
+
+
+def _add_finish(found: Recording) -> None:
+    found.records[_first(found, "complete")].complete.finished_rows.append(0)
+
+
+def _lengthen_prompt(found: Recording) -> None:
+    found.records[_first(found, "submit")].submit.num_prompt_tokens = 2**31
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (_lose_attach, r"record \d+ \(plan\) does not fit those before it: .*; the file is damaged"),
+        (_widen_result, r"record \d+ \(complete\) does not fit those before it: a result of 2147483648 rows answers"),
+        (_add_finish, r"record \d+ \(complete\) does not fit those before it: .*; the file is damaged"),
+        (_lengthen_prompt, "a request of 2147483648 tokens, more than a scheduler takes: the file is damaged"),
+    ],
+)
+def test_what_does_not_fit_is_named(damage: Callable[[Recording], None], words: str, dump: Path) -> None:
+    found = read(dump.read_bytes())
+    damage(found)
+    with pytest.raises(RecordingError, match=words):
+        replay(found)
 
 
 def test_other_options_are_compared(dump: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,12 +9,13 @@ from random import Random
 import pytest
 
 from octavo.cost_model import CostModel
+from scheduler_svc.contents import Contents
 from scheduler_svc.core.limits import CoreLimits, SchedulingPolicy
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import ReplicaSpec, Request
 from scheduler_svc.recorder import Recorder
 from scheduler_svc.recording import RecordingError, from_fields, read, to_fields
-from scheduler_svc.replay import Contents, limits_of, replay
+from scheduler_svc.replay import limits_of, replay
 from scheduler_svc.simulation import Arrival, Run, Simulation, Stay
 
 SALT = b"0123456789abcdef"
