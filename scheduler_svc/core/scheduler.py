@@ -121,7 +121,8 @@ class Scheduler:
             if sequence.state is State.WAITING:
                 self.room.add(sequence)
         self.ledger.deadlines.note(sequence)
-        self._note(sequence, now, "updated", f"priority {new_priority}, deadline at {new_deadline}")
+        until = "no deadline" if new_deadline is None else f"deadline in {(new_deadline - now) / 1e9:.3f} s"
+        self._note(sequence, now, "updated", f"priority {new_priority}, {until}")
         return []
 
     # Replicas ----------------------------------------------------------------------------------------------------

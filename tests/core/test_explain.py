@@ -24,7 +24,8 @@ def test_every_decision_about_a_sequence_is_told_with_its_reason() -> None:
     assert [decision.what for decision in told.decisions] == [
         "queued", "scheduled", "preempted", "updated", "scheduled", "finished: LENGTH",
     ]  # fmt: skip
-    preempted, again = told.decisions[2], told.decisions[4]
+    preempted, updated, again = told.decisions[2:5]
+    assert updated.reason == "priority -2, no deadline"
     assert "better priority" in preempted.reason
     assert (preempted.num_blocks, preempted.replica_id) == (2, 1)
     assert (again.num_cached_tokens, again.num_recomputed_tokens) == (4, 1)
