@@ -182,7 +182,10 @@ class Engine:
         events = self._core.complete(replica.replica_id, wire.result_from_wire(message), now)
         replica.note_step(now)
         self._deliver(events, None)
-        self._plan_soon((replica,))
+        # At once: the worker may have nothing to do, and one more turn of the loop costs as much as the plan.
+        self._plan(replica)
+        if self._scheduler.room.num_waiting or self._check_laws:
+            self._plan_soon((replica,))  # for others, which what waits may suit better now
 
     # What time and operators bring
 
