@@ -160,7 +160,7 @@ class Engine:
         sizes = (hello.num_device_blocks, hello.block_size, hello.num_slots, hello.max_step_tokens)
         _LOG.info("replica %s attached: %d blocks of %d tokens, %d slots, %d tokens a step", hello.name, *sizes)
         self.served.add(hello)
-        self._note_attached(replica)
+        self.note_attached(replica)
         self.settle(events)
         return replica
 
@@ -173,7 +173,7 @@ class Engine:
             self._show_last_words(replica)
         events = self._core.detach(replica.replica_id, self._clock())
         self._losses.note_lost(replica.hello.process, self._calls.in_flight(events))
-        self._note_attached(replica)
+        self.note_attached(replica)
         self.settle(events, replica)
 
     def take_result(self, replica: Replica, message: worker_pb.StepResult) -> None:
@@ -214,7 +214,12 @@ class Engine:
                 replica.stalled = not replica.stalled
                 state = "has completed no step for too long" if replica.stalled else "completes steps again"
                 _LOG.warning("replica %s %s", replica.hello.name, state)
-                self._note_attached(replica)
+                self.note_attached(replica)
+
+    def note_attached(self, replica: Replica) -> None:
+        """Tells routers how many replicas of its model can take a sequence now."""
+        draining = {each.spec.replica_id for each in self._scheduler.replicas.values() if each.is_draining}
+        self.served.note_attached(replica.hello.model.name, self._replicas.values(), draining)
 
     # Inside
 
@@ -287,9 +292,6 @@ class Engine:
             event.num_blocks,
             extra={"request_id": request_id},
         )
-
-    def _note_attached(self, replica: Replica) -> None:
-        self.served.note_attached(replica.hello.model.name, self._replicas.values())
 
     def _broadcast(self, message: pb.AttachResponse) -> None:
         for replica in self._replicas.values():

@@ -73,6 +73,7 @@ class Operators:
         engine, replica = self._engine, self._replica(name)
         _LOG.info("replica %s drains", name)
         engine.settle(engine.core.drain(replica.replica_id, engine.now()), replica)
+        engine.note_attached(replica)
         return self._num_running(replica)
 
     def undrain(self, name: str) -> int:
@@ -80,6 +81,7 @@ class Operators:
         engine, replica = self._engine, self._replica(name)
         _LOG.info("replica %s serves again", name)
         engine.settle(engine.core.undrain(replica.replica_id, engine.now()), replica)
+        engine.note_attached(replica)
         return self._num_running(replica)
 
     def reset_prefix_cache(self) -> int:

@@ -79,10 +79,11 @@ class Served:
         num_cache_tokens = hello.num_device_blocks * hello.block_size
         served.max_cached_tokens = max(served.max_cached_tokens, num_cache_tokens)
 
-    def note_attached(self, model: str, replicas: Collection[Replica]) -> None:
-        """Looks anew at the attached replicas: which can serve the model at this moment, and whose tokens are ours."""
-        ready = (each for each in replicas if each.hello.model.name == model and not each.stalled)
-        self._models[model].num_ready_replicas = sum(1 for _ in ready)
+    def note_attached(self, model: str, replicas: Collection[Replica], draining: Collection[int]) -> None:
+        """Looks anew at the attached replicas, of which some (ids) drain: which can serve the model at this moment, and
+        whose tokens are ours."""
+        ready = (each for each in replicas if not each.stalled and each.replica_id not in draining)
+        self._models[model].num_ready_replicas = sum(1 for each in ready if each.hello.model.name == model)
         self._worker_keys = sorted({each.hello.curve_public_key for each in replicas} - {""})
         self.wake_watchers()
 

@@ -120,10 +120,12 @@ def test_a_draining_replica_takes_nothing_new_and_its_model_waits_for_another() 
             await worker.plan()
             response = await shell.control.Drain(pb.DrainRequest(replica="worker-1"))
             assert response.num_running == 1
+            await router.until_ready(0)
             router.generate(stream_key=2)
             (replica,) = await shell.until(lambda found: found[0].num_waiting == 1)
             assert replica.is_draining
             other = await attaching(shell, hello("worker-2", 12))
+            await router.until_ready(1)
             assert [admission.stream_key for admission in (await other.plan()).admissions] == [2]
             code, words = await refusal(shell.control.Drain(pb.DrainRequest(replica="nobody")))
             assert code is grpc.StatusCode.NOT_FOUND
@@ -142,6 +144,7 @@ def test_a_drained_replica_that_serves_again_takes_what_waited() -> None:
             assert replica.is_draining
             response = await shell.control.Undrain(pb.UndrainRequest(replica="worker-1"))
             assert response.num_running == 0
+            await router.until_ready(1)
             assert [admission.stream_key for admission in (await worker.plan()).admissions] == [1]
             code, _ = await refusal(shell.control.Undrain(pb.UndrainRequest(replica="nobody")))
             assert code is grpc.StatusCode.NOT_FOUND
