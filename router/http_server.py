@@ -19,7 +19,7 @@ from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from octavo.process import StartError
 from router.errors import TooLate
@@ -97,6 +97,7 @@ class _BoundedRequests(HttpToolsProtocol):
         self._in_head = True
         self._num_head_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._answered: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -105,6 +106,10 @@ class _BoundedRequests(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         super().connection_lost(exc)
+        # uvicorn tells the request that was read last, which may be waiting behind the one that is answered.
+        if self._answered is not None and not self._answered.response_complete:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -120,7 +125,15 @@ class _BoundedRequests(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._expect_body()
+        before = self.cycle
         super().on_headers_complete()
+        if before is None or before.response_complete:
+            self._answered = self.cycle
+
+    def on_response_complete(self) -> None:
+        if self.pipeline:
+            self._answered = self.pipeline[-1][0]
+        super().on_response_complete()
 
     def on_message_complete(self) -> None:
         self._stop_timer()

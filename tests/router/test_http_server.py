@@ -110,3 +110,29 @@ async def test_an_answer_may_take_longer_than_its_body() -> None:
         its_writer.close()
         may_answer.set()
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+
+
+@in_loop
+async def test_whoever_leaves_is_missed_by_the_request_that_is_answered_with_others_behind_it() -> None:
+    left: list[str] = []
+    is_over = asyncio.Event()
+
+    async def stream(scope: Scope, receive: Receive, send: Send) -> None:
+        await Request(scope, receive).body()
+        await send({"type": "http.response.start", "status": 200})
+        leaving = asyncio.ensure_future(receive())
+        try:
+            while not leaving.done():
+                await send({"type": "http.response.body", "body": b"more", "more_body": True})
+                await asyncio.sleep(0)
+            left.append(f"{scope['path']} {leaving.result()['type']}")
+        finally:
+            is_over.set()
+
+    heads = b"".join(b"GET /%d HTTP/1.1\r\nHost: x\r\n\r\n" % number for number in range(3))
+    async with connection(stream) as (reader, writer):
+        writer.write(heads)
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        writer.transport.abort()
+        await asyncio.wait_for(is_over.wait(), 20)
+    assert left == ["/0 http.disconnect"]
