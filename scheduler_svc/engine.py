@@ -18,7 +18,7 @@ from octavo.internal.v1 import worker_pb2 as worker_pb
 from scheduler_svc import wire
 from scheduler_svc.calls import Calls
 from scheduler_svc.core import laws
-from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.limits import CoreLimits, PreemptionMode
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import Ended, Event, Finished, Preempted
 from scheduler_svc.losses import Losses
@@ -157,8 +157,9 @@ class Engine:
         self._losses.note_attached(hello.process)
         for router in self._routers.values():
             replica.outbox.put_nowait(pb.AttachResponse(router_endpoint=router.endpoint))
-        sizes = (hello.num_device_blocks, hello.block_size, hello.num_slots, hello.max_step_tokens)
-        _LOG.info("replica %s attached: %d blocks of %d tokens, %d slots, %d tokens a step", hello.name, *sizes)
+        _LOG.info("replica %s attached: %s", hello.name, replica.sizes)
+        if self.limits.preemption_mode is PreemptionMode.SWAP and not hello.num_host_blocks:
+            _LOG.warning("replica %s has no --swap-space: what it preempts is computed again, not swapped", hello.name)
         self.served.add(hello)
         self.note_attached(replica)
         self.settle(events)

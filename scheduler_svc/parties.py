@@ -43,6 +43,15 @@ class Replica:
     sent_ns: list[int] = field(default_factory=list)
     stalled: bool = False
 
+    @property
+    def sizes(self) -> str:
+        """What it holds and does in a step, in words."""
+        hello = self.hello
+        return (
+            f"{hello.num_device_blocks} blocks of {hello.block_size} tokens, {hello.num_host_blocks} on the host, "
+            f"{hello.num_slots} slots, {hello.max_step_tokens} tokens a step"
+        )
+
     def is_stalled(self, now: int, predicted_ns: float) -> bool:
         """Whether the oldest unanswered plan, which should take so long, has waited too long."""
         limit = max(_STALL_NS, _STALL_STEPS * predicted_ns)

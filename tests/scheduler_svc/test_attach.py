@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from octavo.internal.v1 import scheduler_pb2 as pb
 from octavo.internal.v1 import types_pb2, worker_pb2
-from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.limits import CoreLimits, PreemptionMode
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.engine import Engine
 from scheduler_svc.service import SchedulerService
@@ -25,6 +26,24 @@ def starting(phase: str, detail: str = "") -> pb.AttachRequest:
     return pb.AttachRequest(
         starting=pb.WorkerStarting(name="worker-1", phase=types_pb2.StartPhase(name=phase, detail=detail, seconds=2))
     )
+
+
+@pytest.mark.parametrize(
+    ("mode", "num_host_blocks", "is_told"),
+    [(PreemptionMode.SWAP, 0, True), (PreemptionMode.SWAP, 8, False), (PreemptionMode.AUTO, 0, False)],
+)
+def test_swapping_without_a_host_tier_is_told(
+    mode: PreemptionMode, num_host_blocks: int, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        async with scheduler(CoreLimits(preemption_mode=mode)) as shell:
+            await attaching(shell, hello(num_host_blocks=num_host_blocks))
+
+    with caplog.at_level(logging.INFO, "scheduler_svc.engine"):
+        run(test)
+    lines = [record.getMessage() for record in caplog.records]
+    assert any(f"16 blocks of 4 tokens, {num_host_blocks} on the host" in line for line in lines)
+    assert any("worker-1 has no --swap-space" in line for line in lines) == is_told
 
 
 def test_watch_follows_a_worker_from_its_first_phase_to_ready_and_gone() -> None:
