@@ -22,15 +22,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from kernels.extensions import (
-    FusableLayer,
-    FusedLayers,
-    HostTier,
-    LayerFusion,
-    MemoryAhead,
-    QuantizedLinears,
-    SecondCopies,
-)
+from kernels.extensions import FusableLayer, FusedLayers, HostTier, LayerFusion, QuantizedLinears, SecondCopies
 from kernels.layer_types import (
     KV_PARTITION,
     AttentionPlan,
@@ -60,7 +52,6 @@ __all__ = [
     "KVCacheSpec",
     "LayerFusion",
     "Logprobs",
-    "MemoryAhead",
     "PackedLinear",
     "QKNorm",
     "QuantizedLinears",

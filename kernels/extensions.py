@@ -55,18 +55,6 @@ class SecondCopies(Protocol):
         ...
 
 
-@runtime_checkable
-class MemoryAhead(Protocol):
-    """Memory that the system finds for a KV cache at its first touch, which takes a step longer than to use it."""
-
-    def find_memory(self, cache: KVCache, num_bytes: int, goes_on: Callable[[], bool]) -> None:
-        """Has it found for so much beyond what has been used, until `goes_on`, asked every few megabytes, says no.
-
-        In any one thread, beside the one that computes.
-        """
-        ...
-
-
 @dataclass(frozen=True)
 class FusableLayer:
     """One layer of a decoder, as one of several fused. Its input's norm belongs to what comes before it."""

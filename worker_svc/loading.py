@@ -27,10 +27,9 @@ from worker_svc.config import WorkerConfig
 from worker_svc.decode_graphs import graph_sizes
 from worker_svc.device.memory import Meter
 from worker_svc.device.probes import probe_all_reduce, prove_kernels
-from worker_svc.device.workplace import OpenWorkplace, open_workplace, spare_memory_bytes
+from worker_svc.device.workplace import OpenWorkplace, open_workplace
 from worker_svc.fingerprint import numerics_fingerprint
 from worker_svc.grammar import GrammarCompiler, load_grammar_vocabulary
-from worker_svc.leisure import LeisureThread, begin_leisure
 from worker_svc.model.build import build_decoder
 from worker_svc.model.decoder import Decoder
 from worker_svc.model_files import DTYPES, FoundModel, Vocabulary, find_model, fingerprint_of, read_vocabulary
@@ -40,6 +39,7 @@ from worker_svc.process_memory import return_freed_memory
 from worker_svc.profiling import StepMemory, measure_steps
 from worker_svc.rows import RowLimits
 from worker_svc.runner import Runner, RunnerLimits, RunnerParts
+from worker_svc.second_copies import CopyMaker
 from worker_svc.threads import StepThreads, watched_threads
 from worker_svc.warm_up import warm_up
 from worker_svc.weights import Checkpoint, Weights, WeightsError, open_checkpoint
@@ -60,13 +60,12 @@ class LoadedWorker:
     # None: their number is fixed.
     threads: StepThreads | None
     grammars: GrammarCompiler
-    leisure: tuple[LeisureThread, ...]
+    copies: CopyMaker
 
     def close(self) -> None:
         """Ends what works beside the steps."""
         self.grammars.close()
-        for thread in self.leisure:
-            thread.close()
+        self.copies.close()
 
 
 def load(
@@ -121,8 +120,7 @@ def load(
     hello = _hello(limits, info, host_cache.spec.num_blocks if host_cache is not None else 0)
     if meter is None:  # on a card the first step compiles kernels, and says nothing of later ones
         hello.warm_up_token_ns = token_ns
-    leisure = begin_leisure(backend, cache, spare_memory_bytes(ranks.num_local_ranks), _LEISURE_S)
-    return LoadedWorker(runner, hello, threads, grammars, leisure)
+    return LoadedWorker(runner, hello, threads, grammars, CopyMaker(backend, _LEISURE_S))
 
 
 def _open_grammars(model: FoundModel, vocabulary: Vocabulary) -> GrammarCompiler:

@@ -104,9 +104,6 @@ class CpuBackend:
     def import_blocks(self, cache: KVCache, layer: int, block_ids: Sequence[int], blocks: Tensor) -> None:
         caches.import_blocks(contracts.own_cache(cache, CpuCache), layer, block_ids, blocks)
 
-    def find_memory(self, cache: KVCache, num_bytes: int, goes_on: Callable[[], bool]) -> None:
-        contracts.own_cache(cache, CpuCache).pages.fill(num_bytes, goes_on)
-
     # Attention
 
     def plan_attention(self, batch: RaggedBatch, cache: KVCache) -> AttentionPlan:

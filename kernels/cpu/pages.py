@@ -1,9 +1,8 @@
 """Memory for a KV cache before it is needed, a page at a time.
 
-The system finds memory at its first touch, and a huge page may take milliseconds. A thread beside the steps asks for it
-ahead of use (`fill`). Where that has not come far enough, all layers come to their next page with the same block, and
-one step in a thousand tokens would wait for as many pages as there are layers: so every block that comes into use
-brings its share of the next pages with it. Knows addresses and the highest block in use.
+The system finds memory at its first touch, and a huge page may take milliseconds. All layers come to their next page
+with the same block, so that one step in a thousand tokens would wait for as many pages as there are layers. Here every
+block that comes into use brings its share of the next pages with it. Knows addresses and the highest block in use.
 """
 
 from __future__ import annotations
@@ -12,8 +11,6 @@ import ctypes
 import math
 import mmap
 import sys
-import threading
-from collections.abc import Callable
 
 from torch import Tensor
 
@@ -25,10 +22,7 @@ _MADV_POPULATE_WRITE = 23
 
 
 class PagesAhead:
-    """Asks for pages piece by piece: a stripe of blocks has one in each layer, of about a huge page.
-
-    `reach` is for the thread that computes, `fill` for one other.
-    """
+    """Asks for pages piece by piece: a stripe of blocks has one in each layer, of about a huge page."""
 
     def __init__(self, data: Tensor) -> None:
         """`data`: [layer, block, ...], contiguous, in pages of its own, which the caller keeps."""
@@ -39,11 +33,7 @@ class PagesAhead:
         # A cache of one stripe has nothing to gain.
         is_worth_it = sys.platform == "linux" and self._num_blocks > self._stripe_blocks
         self._advise = ctypes.CDLL(None).madvise if is_worth_it else None
-        self._most_pieces = math.ceil(self._num_blocks / self._stripe_blocks) * self._num_layers
-        self._lock = threading.Lock()
-        # Asked for or passed over: all those of a stripe, then those of the next.
-        self._num_pieces = 0
-        self._num_reached = 0  # Pieces of the stripes up to the highest in use.
+        self._num_pieces = 0  # that are ready or passed over: all those of a stripe, then those of the next
 
     @property
     def num_ready_blocks(self) -> int:
@@ -53,32 +43,17 @@ class PagesAhead:
     def reach(self, block: int) -> None:
         """This block is about to be used: those of its stripe are ready then, and as much of the next stripe as there
         is of this one before it."""
+        if self._advise is None:
+            return
         stripe, place = divmod(block, self._stripe_blocks)
-        with self._lock:
-            # Stripes that were passed over are left to the first touch: a step never waits for more than it needs.
-            self._num_pieces = max(self._num_pieces, stripe * self._num_layers)
-            self._num_reached = max(self._num_reached, (stripe + 1) * self._num_layers)
         num_wanted = (stripe + 1) * self._num_layers + self._num_layers * (place + 1) // self._stripe_blocks
-        while (piece := self._next_piece(num_wanted)) is not None:
-            self._ask_for(piece)
+        # Stripes that were passed over are left to the first touch: a step never waits for more than it needs.
+        self._num_pieces = max(self._num_pieces, stripe * self._num_layers)
+        num_wanted = min(num_wanted, math.ceil(self._num_blocks / self._stripe_blocks) * self._num_layers)
+        while self._num_pieces < num_wanted and self._advise is not None:
+            self._ask_for(*divmod(self._num_pieces, self._num_layers))
 
-    def fill(self, num_bytes: int, goes_on: Callable[[], bool]) -> None:
-        """Asks for so much beyond the highest stripe in use, until `goes_on`, asked before each piece, says no."""
-        num_ahead = num_bytes // (self._stripe_blocks * self._block_bytes)
-        while goes_on() and (piece := self._next_piece(self._num_reached + num_ahead)) is not None:
-            self._ask_for(piece)
-
-    def _next_piece(self, num_wanted: int) -> int | None:
-        """The first that nobody has asked for, which the caller has to; None where so many are asked for already."""
-        with self._lock:
-            piece = self._num_pieces
-            if self._advise is None or piece >= min(num_wanted, self._most_pieces):
-                return None
-            self._num_pieces += 1
-            return piece
-
-    def _ask_for(self, piece: int) -> None:
-        stripe, layer = divmod(piece, self._num_layers)
+    def _ask_for(self, stripe: int, layer: int) -> None:
         first, last = (min(each * self._stripe_blocks, self._num_blocks) for each in (stripe, stripe + 1))
         begin = self._address + layer * self._layer_bytes + first * self._block_bytes
         end = begin + (last - first) * self._block_bytes
@@ -87,4 +62,6 @@ class PagesAhead:
         if self._advise is not None and self._advise(
             ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _MADV_POPULATE_WRITE
         ):
-            self._advise, self._num_pieces = None, 0  # a system that does not know it
+            self._advise = None  # a system that does not know it
+            return
+        self._num_pieces += 1

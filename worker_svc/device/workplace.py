@@ -56,5 +56,5 @@ def open_workplace(config: WorkerConfig, ranks: Membership, num_cpus: int) -> Wo
 
 
 def spare_memory_bytes(num_local_ranks: int = 1) -> int:
-    """What each of a machine's ranks may take of the main memory that is free now, for what only saves time."""
+    """What each of a machine's ranks may take of the main memory that is free now, for copies that only save time."""
     return free_memory_bytes() // (_SPARE_SHARE * num_local_ranks)

@@ -6,7 +6,6 @@ import ctypes
 import itertools
 import mmap
 import sys
-import threading
 
 import pytest
 import torch
@@ -80,47 +79,6 @@ def test_what_lies_further_ahead_and_what_was_passed_over_takes_no_memory() -> N
         present = set(resident_blocks(cache, layer))
         assert {*range(STRIPE), *range(3 * STRIPE, 4 * STRIPE)} <= present
         assert len(present) <= 4 * STRIPE + 2  # a huge page may begin before its stripe and end after it
-
-
-def test_what_is_filled_lies_ahead_of_what_is_in_use_and_moves_with_it() -> None:
-    cache = allocate(SPEC)
-    reached(cache, 0)
-    two_stripes = 2 * LAYERS * STRIPE * cache.data.stride(1) * cache.data.element_size()
-    cache.pages.fill(two_stripes, lambda: True)
-    assert cache.pages.num_ready_blocks == 3 * STRIPE
-    assert set(range(3 * STRIPE)) <= set(resident_blocks(cache, LAYERS - 1))
-    cache.pages.reach(STRIPE)
-    assert cache.pages.num_ready_blocks == 3 * STRIPE
-    cache.pages.fill(two_stripes, lambda: True)
-    assert cache.pages.num_ready_blocks == 4 * STRIPE
-    cache.pages.fill(10 * two_stripes, lambda: True)
-    assert cache.pages.num_ready_blocks == 80
-
-
-def test_filling_ends_when_it_is_told_and_steps_go_on_from_there() -> None:
-    cache = allocate(SPEC)
-    reached(cache, 0)
-    answers = iter([True] * (LAYERS + 2) + [False])
-    cache.pages.fill(SPEC.num_blocks * LAYERS * cache.data.stride(1) * 4, lambda: next(answers))
-    assert next(answers, None) is None
-    assert cache.pages.num_ready_blocks == 2 * STRIPE
-    assert reached(cache, 2 * STRIPE) == [3 * STRIPE]
-
-
-def test_steps_and_filling_share_the_pages_out() -> None:
-    """Every piece is asked for once, whichever thread comes to it."""
-    cache = allocate(SPEC)
-    reached(cache, 0)
-    num_bytes = cache.data.numel() * cache.data.element_size()
-    filling = threading.Thread(target=cache.pages.fill, args=(num_bytes, lambda: True))
-    filling.start()
-    for block in range(SPEC.num_blocks):
-        cache.pages.reach(block)
-        assert cache.pages.num_ready_blocks >= min(block // STRIPE * STRIPE, SPEC.num_blocks)
-    filling.join()
-    assert cache.pages.num_ready_blocks == SPEC.num_blocks
-    for layer in range(LAYERS):
-        assert resident_blocks(cache, layer) == list(range(SPEC.num_blocks))
 
 
 def test_a_plan_tells_how_far_the_cache_is_used_and_what_is_in_it_stays() -> None:

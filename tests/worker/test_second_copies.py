@@ -1,6 +1,4 @@
-"""What is done beside the steps: second copies of weights, in use from some step on with no bit another for it, and
-memory of the KV cache ahead of its use.
-"""
+"""Second copies of weights: made beside the steps, in use from some step on, and no bit is another for it."""
 
 from __future__ import annotations
 
@@ -8,14 +6,13 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from kernels.api import KVCache, KVCacheSpec, PackedLinear
+from kernels.api import PackedLinear
 from kernels.cpu import CpuBackend, unavailable_reason
 from kernels.cpu.products import CpuLinear
 from kernels.reference import ReferenceBackend
@@ -25,14 +22,13 @@ from tests.fakes.tiny_llama import TINY_VOCAB_SIZE, TinyLlama, write_tiny_llama
 from tests.worker.harness import Driver, RunnerShape, answer, build_runner, sampling
 from worker_svc.config import WorkerConfig
 from worker_svc.device.workplace import open_workplace
-from worker_svc.leisure import LeisureThread, begin_leisure, find_memory, make_copies
 from worker_svc.loading import load
 from worker_svc.parallel.group import ALONE
+from worker_svc.second_copies import CopyMaker
 
 pytestmark = pytest.mark.skipif(unavailable_reason() is not None, reason="the kernels that make copies are not there")
 
 NEVER_S = 1e6
-SPEC = KVCacheSpec(1, 8, 16, 1, 16, torch.float32)
 PROMPT = range(3, 40)
 PARAMS = sampling(temperature=0.9, seed=5, max_tokens=12, num_logprobs=4, num_prompt_logprobs=2)
 
@@ -85,7 +81,7 @@ def test_copies_that_come_in_the_middle_change_no_bit(directory: Path, num_threa
     driver.step({sequence.key: len(PROMPT)})
     driver.step({sequence.key: 1})
     assert backend.num_copies == 0
-    make_copies(backend, threading.Event())
+    CopyMaker(backend, 0).join()
     driver.finish(sequence)
     assert backend.num_copies == len(backend.packed)
     assert answer(sequence) == answer(plain)
@@ -93,7 +89,7 @@ def test_copies_that_come_in_the_middle_change_no_bit(directory: Path, num_threa
     # Coming while steps run, one after the other.
     backend = ListedBackend(num_threads)
     driver = opened(directory, backend)
-    maker = LeisureThread("second copies", partial(make_copies, backend), 0)
+    maker = CopyMaker(backend, 0)
     sequence = driver.add(PROMPT, PARAMS)
     driver.finish(sequence)
     maker.join()
@@ -103,38 +99,17 @@ def test_copies_that_come_in_the_middle_change_no_bit(directory: Path, num_threa
 def test_closing_ends_what_has_not_begun(directory: Path) -> None:
     backend = ListedBackend(1)
     driver = opened(directory, backend)
-    LeisureThread("second copies", partial(make_copies, backend), NEVER_S).close()
+    CopyMaker(backend, NEVER_S).close()
     driver.finish(driver.add(PROMPT, PARAMS))
     assert backend.num_copies == 0
 
 
-def test_kernels_have_threads_for_what_they_offer_alone(directory: Path) -> None:
+def test_kernels_without_copies_have_no_thread_for_them() -> None:
     before = threading.active_count()
-    assert begin_leisure(ReferenceBackend(), ReferenceBackend().allocate_kv_cache(SPEC), 0, NEVER_S) == ()
+    makers = [CopyMaker(backend, NEVER_S) for backend in (ReferenceBackend(), CpuBackend(1))]
     assert threading.active_count() == before
-    backend = CpuBackend(1)
-    for has_copies in (False, True):
-        threads = begin_leisure(backend, backend.allocate_kv_cache(SPEC), 0, NEVER_S)
-        assert len(threads) == 1 + has_copies
-        for thread in threads:
-            thread.close()
-        opened(directory, backend)
-
-
-def test_memory_is_looked_for_again_and_again_until_the_worker_ends() -> None:
-    closing = threading.Event()
-    asked: list[tuple[KVCache, int, bool]] = []
-
-    class Listed:
-        def find_memory(self, cache: KVCache, num_bytes: int, goes_on: Callable[[], bool]) -> None:
-            asked.append((cache, num_bytes, goes_on()))
-            if len(asked) == 2:
-                closing.set()
-                assert not goes_on()
-
-    cache = ReferenceBackend().allocate_kv_cache(SPEC)
-    find_memory(Listed(), cache, 7, closing)
-    assert asked == [(cache, 7, True)] * 2
+    for maker in makers:
+        maker.close()
 
 
 def test_copies_without_memory_are_said_to_be_missing(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -145,7 +120,7 @@ def test_copies_without_memory_are_said_to_be_missing(directory: Path, caplog: p
     backend = Poor(1)
     opened(directory, backend)
     with caplog.at_level(logging.WARNING):
-        make_copies(backend, threading.Event())
+        CopyMaker(backend, 0).join()
     assert "steps of few rows stay slower" in caplog.text
     assert "7 bytes" in caplog.text
 
@@ -167,10 +142,6 @@ def test_a_worker_makes_them_and_ends_with_the_thread_that_does(directory: Path)
         model=str(directory), kernels="cpu", dtype="float32", num_kv_blocks=64, max_num_seqs=4, num_threads=1
     )
     loaded = load(config, Phases())
-    assert threads_of_leisure() == {"second copies", "memory ahead"}
+    assert "second copies" in [thread.name for thread in threading.enumerate()]
     loaded.close()
-    assert not threads_of_leisure()
-
-
-def threads_of_leisure() -> set[str]:
-    return {thread.name for thread in threading.enumerate()} & {"second copies", "memory ahead"}
+    assert "second copies" not in [thread.name for thread in threading.enumerate()]
