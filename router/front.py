@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -19,7 +20,7 @@ from octavo.internal.v1 import scheduler_pb2, types_pb2
 from octavo.phases import Phase
 from router.access.admission import Admission
 from router.access.key_file import PRIORITY_MAX, PRIORITY_MIN
-from router.errors import ErrorKind, InvalidRequest, Unavailable, check_text, show_value
+from router.errors import ErrorKind, InvalidRequest, RouterError, Unavailable, check_text, show_value
 from router.generation import StreamContext, run
 from router.merging import merge
 from router.metrics import RouterMetrics
@@ -39,6 +40,8 @@ from router.text.model_text import ModelText
 from router.tokenizing import Tokenized, detokenize, tokenize
 from router.traces import INCOMING, RequestTracer
 from router.worker_starts import WorkerStarts
+
+_LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -131,6 +134,12 @@ class FrontDoor:
         return await self.in_thread(
             lambda: detokenize(ids, text, info.vocab_size, skip_special_tokens=skip_special_tokens)
         )
+
+    def refused(self, error: RouterError, request_id: str) -> None:
+        """A request ended with an error, before or while it ran. `request_id` as its client knows it, "" for none."""
+        self.metrics.refused(error)
+        if request_id:  # by its kind alone, for fields and messages may repeat what a client wrote
+            _LOG.info("request %s: error %s", request_id, error.kind.value, extra={"request_id": request_id})
 
     async def wait_idle(self) -> None:
         """Return when no request is live."""

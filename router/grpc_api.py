@@ -32,7 +32,6 @@ from router.front import FrontDoor
 from router.grpc_reading import read_chat, read_generate, read_tokenize
 from router.grpc_stream import EncodedResponses, MessageResponses, ResponsesFactory
 from router.grpc_wire import StreamResponse, UnaryResponse, field_of, write_answer
-from router.metrics import RouterMetrics
 from router.prepared import Prepared
 from router.requests import AnswerBuilder, Event, GenerationRequest, clean_request_id
 from router.traces import INCOMING
@@ -138,7 +137,7 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
         return pb.ListModelsResponse(models=models)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
-        async with _statuses(context, self._front.metrics):
+        async with _statuses(context, self._front):
             found = await self._front.tokenize(request.model, read_tokenize(request))
             return pb.TokenizeResponse(
                 token_ids=found.token_ids, texts=found.token_texts, max_model_len=found.max_model_len
@@ -146,7 +145,7 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
         raise AssertionError("a call ends inside the block")
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
-        async with _statuses(context, self._front.metrics):
+        async with _statuses(context, self._front):
             ids, skips = list(request.token_ids), request.skip_special_tokens
             return pb.DetokenizeResponse(
                 text=await self._front.detokenize(request.model, ids, skip_special_tokens=skips)
@@ -154,7 +153,7 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
         raise AssertionError("a call ends inside the block")
 
     async def _stream(self, read: Read, response_type: type[StreamResponse], context: Context) -> None:
-        async with _statuses(context, self._front.metrics):
+        async with _statuses(context, self._front):
             prepared = await self._prepare(read, context)
             if prepared.params.best_of > prepared.params.n:
                 raise InvalidRequest(
@@ -163,7 +162,7 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
                     "the end only; use the unary call",
                 )
             responses = self._responses(response_type, prepared)
-            async with self._answer(prepared) as events:
+            async with self._answer(prepared) as events, _until_gone():
                 async for event in events:
                     response = responses.of(event)
                     # The streams that one step feeds make all their responses before the first is written: a write
@@ -172,7 +171,7 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
                     await context.write(response)
 
     async def _unary(self, read: Read, response_type: type[_Unary], context: Context) -> _Unary:
-        async with _statuses(context, self._front.metrics):
+        async with _statuses(context, self._front):
             prepared = await self._prepare(read, context)
             builder = AnswerBuilder()
             async with self._answer(prepared) as events:
@@ -186,7 +185,8 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
     async def _prepare(self, read: Read, context: Context) -> Prepared:
         INCOMING.set(_metadata(context, HEADER))
         (prepared,) = await self._front.prepare(read(_deadline_s(context), _metadata(context, _ID_KEY)))
-        await context.send_initial_metadata(((_ID_KEY, prepared.shown_id),))
+        async with _until_gone():
+            await context.send_initial_metadata(((_ID_KEY, prepared.shown_id),))
         return prepared
 
     @contextlib.asynccontextmanager
@@ -197,6 +197,15 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
                     yield echoed
             else:
                 yield events
+
+
+@contextlib.asynccontextmanager
+async def _until_gone() -> AsyncIterator[None]:
+    """gRPC cancels the task of a client that is gone; a write that is ahead of that fails, and says no more."""
+    try:
+        yield
+    except grpc.aio.InternalError:
+        raise asyncio.CancelledError("the client is gone") from None
 
 
 def _deadline_s(context: Context) -> float | None:
@@ -213,12 +222,12 @@ def _metadata(context: Context, name: str) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _statuses(context: Context, metrics: RouterMetrics) -> AsyncIterator[None]:
+async def _statuses(context: Context, front: FrontDoor) -> AsyncIterator[None]:
     """End the call with the status of whatever is raised inside."""
     try:
         yield
     except RouterError as error:
-        metrics.refused(error)
+        front.refused(error, clean_request_id(_metadata(context, _ID_KEY)))
         await abort(context, error)
     except (asyncio.CancelledError, grpc.aio.AbortError):
         raise
@@ -226,7 +235,7 @@ async def _statuses(context: Context, metrics: RouterMetrics) -> AsyncIterator[N
         request_id = clean_request_id(_metadata(context, _ID_KEY)) or secrets.token_hex(12)
         defect = InternalError(f"internal error; request id {request_id}")
         _LOG.exception("gRPC: %s", defect.message)
-        metrics.refused(defect)
+        front.metrics.refused(defect)
         await abort(context, defect)
 
 

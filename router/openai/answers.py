@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from starlette.requests import Request
 from starlette.responses import Response
 
+from router.errors import RouterError
 from router.front import FrontDoor
 from router.openai.event_stream import EventStream
 from router.openai.lines import EventLines, Writer
@@ -26,7 +27,11 @@ async def respond(
     """The answer to `request`; a client that leaves ends the work."""
     if form.stream:
         lines = EventLines(writer, form, prepared)
-        return EventStream(front.answer_all(prepared), lines.write, lines.last, front.metrics.refused)
+
+        def on_error(error: RouterError) -> None:
+            front.refused(error, prepared[0].shown_id)
+
+        return EventStream(front.answer_all(prepared), lines.write, lines.last, on_error)
     body = await unless_gone(request.receive, _whole(front, prepared, writer))
     return Response(dump(body), media_type="application/json")
 

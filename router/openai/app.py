@@ -36,6 +36,7 @@ from router.openai.transport import (
     name_ignored,
     read_json,
     request_id_of,
+    shown_id,
 )
 from router.openai.unserved import add_unserved_routes
 from router.readiness import ListedModel
@@ -152,7 +153,7 @@ def _add_status_routes(app: FastAPI, front: FrontDoor) -> None:
 
 def _add_error_handlers(app: FastAPI, front: FrontDoor) -> None:
     async def on_router_error(request: Request, error: Any) -> Response:
-        front.metrics.refused(error)
+        front.refused(error, shown_id(request.scope))
         return error_response(error)
 
     async def on_http_error(request: Request, error: Any) -> Response:

@@ -164,6 +164,12 @@ def show_request_id(scope: Scope, shown_id: str) -> None:
     scope[_SCOPE_KEY] = shown_id
 
 
+def shown_id(scope: Scope) -> str:
+    """The request id that the response will say; empty where responses say none."""
+    found: str = scope.get(_SCOPE_KEY, "")
+    return found
+
+
 def name_ignored(request: Request, fields: Sequence[str]) -> None:
     """Let the response say which fields of the body had no effect."""
     if fields:
@@ -217,5 +223,4 @@ class HeadAsGet:
 
 def defect_of(request: Request) -> InternalError:
     """What a client hears of a defect of ours: the request id, and no internals."""
-    shown = request.scope.get(_SCOPE_KEY, "")
-    return InternalError(f"internal error; request id {shown}")
+    return InternalError(f"internal error; request id {shown_id(request.scope)}")

@@ -127,5 +127,12 @@ async def test_f72_tools_and_schemas_are_not_logged(tmp_path: Path, caplog: pyte
         ):
             await made.http.post("/v1/chat/completions", json={"messages": turns, **more})
         await made.http.post("/tokenize", json={"prompt": CANARY, "model": CANARY})
+        named = {"headers": {"x-request-id": "mine"}}
+        await made.http.post("/v1/completions", json={"prompt": "a", "temperature": CANARY}, **named)
+        asked = pb.GenerateUnaryRequest(request=pb.GenerateRequest(text=CANARY, model=CANARY))
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stub(made).GenerateUnary(asked, metadata=(("x-request-id", "other"),))
+    assert "request mine: error invalid_argument" in caplog.text
+    assert "request other: error not_found" in caplog.text
     assert "request " in caplog.text, "how a request ended is logged"
     assert CANARY not in caplog.text
