@@ -47,7 +47,7 @@ class MatmulConfig:
 SHARED_MEMORY = {80: 166_912, 86: 101_376, 90: 232_448}
 
 DECODE: dict[tuple[int, int, int], DecodeConfig] = {
-    (80, 64, 2): DecodeConfig(16, 64, 4, 3, 3),
+    (80, 64, 2): DecodeConfig(16, 64, 2, 3, 4),
     (80, 128, 2): DecodeConfig(16, 64, 4, 3, 2),
     (80, 256, 2): DecodeConfig(16, 32, 4, 3, 2),
     (86, 64, 2): DecodeConfig(16, 64, 4, 3, 2),
@@ -55,6 +55,8 @@ DECODE: dict[tuple[int, int, int], DecodeConfig] = {
     (86, 256, 2): DecodeConfig(16, 16, 4, 3, 2),
     (90, 64, 1): DecodeConfig(16, 64, 1, 3, 8),
     (90, 64, 2): DecodeConfig(16, 64, 2, 3, 6),
+    (90, 80, 1): DecodeConfig(16, 32, 1, 3, 10),
+    (90, 96, 1): DecodeConfig(16, 32, 1, 3, 10),
     (90, 128, 2): DecodeConfig(16, 64, 4, 3, 3),
     (90, 256, 2): DecodeConfig(16, 32, 4, 3, 3),
 }
@@ -64,7 +66,7 @@ PREFILL: dict[tuple[int, int, int], PrefillConfig] = {
     (80, 128, 2): PrefillConfig(128, 32, 8, 3),
     (80, 256, 2): PrefillConfig(64, 32, 8, 3),
     (86, 64, 2): PrefillConfig(128, 64, 8, 3),
-    (86, 128, 2): PrefillConfig(64, 32, 4, 3),
+    (86, 128, 2): PrefillConfig(128, 32, 8, 3),
     (86, 256, 2): PrefillConfig(64, 16, 8, 3),
     (90, 64, 2): PrefillConfig(128, 64, 8, 3),
     (90, 128, 2): PrefillConfig(128, 64, 8, 3),
