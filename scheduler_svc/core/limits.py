@@ -42,7 +42,8 @@ class CoreLimits:
     """What bounds the core beside the replicas' own limits."""
 
     max_waiting: int = 2048
-    """Sequences that may wait; the next is refused with QUEUE_FULL. Resumed ones (attempt > 1) never are."""
+    """Sequences that may wait; the next is refused with QUEUE_FULL. Resumed ones (attempt > 1) never are, and one group
+    alone may always wait."""
     max_waiting_tokens: int = 4_000_000
     """Prompt and prior tokens that waiting sequences may hold together. One sequence alone may always wait."""
     max_waiting_per_tenant: int | None = None

@@ -70,7 +70,10 @@ class WaitingRoom:
     # Room for more -----------------------------------------------------------------------------------------------
 
     def check(self, request: Request, now: int) -> None:
-        """Raises Refused if a first attempt finds no room for itself and the rest of its group."""
+        """Raises Refused if a first attempt finds no room for itself and the rest of its group.
+
+        Where nobody waits there is always room: what is larger than a limit would be told to try again for ever.
+        """
         if request.attempt > 1 or self.group_places.has_for(request):
             return
         limits, tenant = self._limits, request.tenant
@@ -86,7 +89,7 @@ class WaitingRoom:
 
     def _check_count(self, request: Request, whose: str, num_waiting: int, limit: int | None, now: int) -> None:
         num_over = num_waiting + request.group_size - limit if limit is not None else 0
-        if num_over > 0:
+        if num_waiting and num_over > 0:
             value = f"{num_waiting} (and {request.group_size} more)"
             retry_after_ns = self.pace(request.model).retry_after_ns(num_over, 0, now)
             raise _queue_full(f"number of waiting sequences{whose}", value, limit, retry_after_ns)

@@ -142,6 +142,19 @@ def test_a_group_is_accepted_or_refused_as_one() -> None:
     assert refusal(house, [1], group_id="h", group_size=2).reason is RefusalReason.QUEUE_FULL
 
 
+@pytest.mark.parametrize("limits", [CoreLimits(max_waiting=3), CoreLimits(max_waiting_per_tenant=3)])
+def test_a_group_larger_than_the_limit_waits_where_nobody_does(limits: CoreLimits) -> None:
+    house = House(limits)
+    house.attach(spec())
+    house.submit([9])
+    assert refusal(house, [1], group_id="g", group_size=4).reason is RefusalReason.QUEUE_FULL
+    house.drain()
+    for _ in range(4):
+        house.submit([1], group_id="g", group_size=4)
+    refusal(house, [9])
+    house.drain()
+
+
 def test_a_late_member_of_a_group_is_let_in_and_takes_one_place() -> None:
     house = House(CoreLimits(max_waiting=3))
     house.attach(spec())
