@@ -14,6 +14,9 @@ from router.sampling import SamplingParams
 from router.streams.types import StreamSpec
 from router.text.model_text import ModelText
 
+_LONGEST_DEADLINE_S = 100 * 365 * 86_400.0
+"""Clients that mean "never" send millennia, which nanoseconds in 64 bits cannot hold."""
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -80,7 +83,7 @@ def scheduler_call(prepared: Prepared, index: int, spec: StreamSpec) -> schedule
         queue_events=options.queue_events,
     )
     if options.deadline_s is not None:
-        call.deadline_ns = max(0, int(options.deadline_s * 1e9))
+        call.deadline_ns = int(min(max(0.0, options.deadline_s), _LONGEST_DEADLINE_S) * 1e9)
     if spec.prompt_logprob_positions:
         call.sampling.num_prompt_logprobs = prepared.params.prompt_logprobs or 0
     return call

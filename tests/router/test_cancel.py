@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -11,8 +12,9 @@ import pytest
 from octavo.client import AsyncClient, Unavailable
 from octavo.v1 import inference_pb2 as pb
 from octavo.v1 import inference_pb2_grpc as pb_grpc
-from router.metrics_catalogue import REFUSALS
-from tests.fakes.router_stack import Stack, in_loop, stack
+from router.grpc_api import InferenceServicer
+from router.metrics_catalogue import ABORTS, REFUSALS
+from tests.fakes.router_stack import MODEL, Stack, in_loop, stack
 from tests.fakes.scheduler import Attempt, hang, speak
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -90,6 +92,44 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_defect(
             await made.http.get("/health")
         counted = made.router.metrics.set.number(REFUSALS, "cancelled", "499").value
         assert (counted, caplog.text.count("Traceback")) == (1, 0)
+
+
+class DeadCall:
+    """A call of gRPC whose client has left, and whose task has not been cancelled yet."""
+
+    def __init__(self, fails_at: str) -> None:
+        self._fails_at = fails_at
+
+    def time_remaining(self) -> None:
+        """It has no deadline."""
+
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
+    async def send_initial_metadata(self, metadata: object) -> None:
+        self._fail("send_initial_metadata")
+
+    async def write(self, response: bytes) -> None:
+        self._fail("write")
+
+    def _fail(self, where: str) -> None:
+        if where == self._fails_at:
+            raise grpc.aio.InternalError("Failed grpc_call_start_batch")
+
+
+@pytest.mark.parametrize("fails_at", ["send_initial_metadata", "write"])
+@in_loop
+async def test_a_write_to_a_client_that_is_gone_is_no_defect(
+    model_dir: Path, fails_at: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with stack(model_dir, hang) as made:
+        call: Any = DeadCall(fails_at)
+        with pytest.raises(asyncio.CancelledError):
+            await InferenceServicer(made.router.front).Generate(pb.GenerateRequest(text="a"), call)
+        await made.router.front.wait_idle()
+        num_begun = int(fails_at == "write")
+        assert made.router.metrics.set.number(ABORTS, MODEL, "client_gone").value == num_begun
+        assert (made.router.metrics.set.total(REFUSALS), caplog.text.count("Traceback")) == (0, 0)
 
 
 @in_loop

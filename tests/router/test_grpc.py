@@ -253,7 +253,7 @@ async def test_f48_frequent_pings_during_silence_are_no_offence(model_dir: Path)
 @in_loop
 async def test_f48_a_call_outlasts_any_silence_whose_pings_go_on(model_dir: Path) -> None:
     """A call by hand: nine pings, those of ninety seconds, before its first token; then the answer, and its end."""
-    settings, headers, data, ping, goaway = 4, 1, 0, 6, 7
+    headers, data, ping, goaway = 1, 0, 6, 7
     may_speak = asyncio.Event()
     async with stack(model_dir) as made:
 
@@ -263,19 +263,7 @@ async def test_f48_a_call_outlasts_any_silence_whose_pings_go_on(model_dir: Path
 
         made.scheduler.behave = wait
         reader, writer = await asyncio.open_connection("127.0.0.1", made.router.grpc_port)
-        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(settings, b""))
-        named = {
-            ":method": "POST",
-            ":scheme": "http",
-            ":path": f"/{SERVICE_NAME}/Generate",
-            ":authority": "x",
-            "te": "trailers",
-            "content-type": "application/grpc",
-        }
-        fields = b"".join(b"\0" + _text(name) + _text(value) for name, value in named.items())
-        writer.write(_frame(headers, fields, flags=4, stream=1))
-        message = pb.GenerateRequest(text="a").SerializeToString()
-        writer.write(_frame(data, b"\0" + len(message).to_bytes(4, "big") + message, flags=1, stream=1))
+        writer.write(_call(pb.GenerateRequest(text="a")))
         num_pings, acknowledged, body, is_over = 9, 0, b"", False
         for count in range(num_pings):
             writer.write(_frame(ping, count.to_bytes(8, "big")))
@@ -292,6 +280,47 @@ async def test_f48_a_call_outlasts_any_silence_whose_pings_go_on(model_dir: Path
         writer.close()
     assert b"o" in body
     assert acknowledged == num_pings
+
+
+@in_loop
+async def test_a_deadline_may_lie_millennia_ahead(model_dir: Path) -> None:
+    """A call by hand with the longest timeout that gRPC can say, which some clients send that mean none."""
+    headers, end_of_stream = 1, 1
+    async with stack(model_dir) as made:
+        made.say("ok")
+        reader, writer = await asyncio.open_connection("127.0.0.1", made.router.grpc_port)
+        writer.write(_call(pb.GenerateRequest(text="a"), **{"grpc-timeout": "99999999H"}))
+        is_over = False
+        while not is_over:
+            head = await reader.readexactly(9)
+            trailers = await reader.readexactly(int.from_bytes(head[:3], "big"))
+            is_over = head[3] == headers and head[4] & end_of_stream == end_of_stream
+        writer.close()
+        assert _text("grpc-status") + _text("0") in trailers
+        (request,) = made.scheduler.requests
+        assert 3e9 < request.deadline_ns / 1e9 < 1e10, "a century will do"
+
+
+def _call(request: pb.GenerateRequest, **more: str) -> bytes:
+    """What a connection with one call of Generate begins with, by hand; `more` is its metadata."""
+    settings, headers, data = 4, 1, 0
+    named = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": f"/{SERVICE_NAME}/Generate",
+        ":authority": "x",
+        "te": "trailers",
+        "content-type": "application/grpc",
+        **more,
+    }
+    fields = b"".join(b"\0" + _text(name) + _text(value) for name, value in named.items())
+    message = request.SerializeToString()
+    return (
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+        + _frame(settings, b"")
+        + _frame(headers, fields, flags=4, stream=1)
+        + _frame(data, b"\0" + len(message).to_bytes(4, "big") + message, flags=1, stream=1)
+    )
 
 
 def _frame(kind: int, payload: bytes, flags: int = 0, stream: int = 0) -> bytes:
