@@ -201,7 +201,7 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
 
 @contextlib.asynccontextmanager
 async def _until_gone() -> AsyncIterator[None]:
-    """gRPC cancels the task of a client that is gone; a write that is ahead of that fails, and says no more."""
+    """gRPC cancels the task of a client that is gone; what is sent to it before that fails, and says no more."""
     try:
         yield
     except grpc.aio.InternalError:
@@ -254,4 +254,5 @@ async def abort(context: Context, error: RouterError) -> None:
     if request_id := clean_request_id(_metadata(context, _ID_KEY)):
         status.details.add().Pack(error_details_pb2.RequestInfo(request_id=request_id))
     details = (("grpc-status-details-bin", status.SerializeToString()),)
-    await context.abort(getattr(grpc.StatusCode, codes.grpc_status), error.message, details)
+    async with _until_gone():
+        await context.abort(getattr(grpc.StatusCode, codes.grpc_status), error.message, details)

@@ -112,6 +112,9 @@ class DeadCall:
     async def write(self, response: bytes) -> None:
         self._fail("write")
 
+    async def abort(self, code: grpc.StatusCode, details: str, trailing_metadata: object) -> None:
+        self._fail("abort")
+
     def _fail(self, where: str) -> None:
         if where == self._fails_at:
             raise grpc.aio.InternalError("Failed grpc_call_start_batch")
@@ -119,7 +122,7 @@ class DeadCall:
 
 @pytest.mark.parametrize("fails_at", ["send_initial_metadata", "write"])
 @in_loop
-async def test_a_write_to_a_client_that_is_gone_is_no_defect(
+async def test_an_answer_to_a_client_that_is_gone_is_no_defect(
     model_dir: Path, fails_at: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with stack(model_dir, hang) as made:
@@ -130,6 +133,17 @@ async def test_a_write_to_a_client_that_is_gone_is_no_defect(
         num_begun = int(fails_at == "write")
         assert made.router.metrics.set.number(ABORTS, MODEL, "client_gone").value == num_begun
         assert (made.router.metrics.set.total(REFUSALS), caplog.text.count("Traceback")) == (0, 0)
+
+
+@in_loop
+async def test_a_refusal_of_a_client_that_is_gone_is_no_defect_either(
+    model_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with stack(model_dir) as made:
+        call: Any = DeadCall("abort")
+        with pytest.raises(asyncio.CancelledError):
+            await InferenceServicer(made.router.front).Generate(pb.GenerateRequest(), call)
+        assert caplog.text.count("Traceback") == 0
 
 
 @in_loop
