@@ -87,7 +87,7 @@ struct BlockPanel {
 };
 
 template <int BITS>
-static void pack_block_panel(const octavo::PackArgs& a, int64_t panel, char* to) {
+static void pack_panel(Kind<BlockPanel<BITS>>, const octavo::PackArgs& a, int64_t panel, char* to) {
     using Panel = BlockPanel<BITS>;
     __builtin_memset(to, 0, Panel::bytes(a.depth));
     for (int c = 0; c < kPanelColumns; c++) {
@@ -100,6 +100,16 @@ static void pack_block_panel(const octavo::PackArgs& a, int64_t panel, char* to)
             Panel::put(block, c, to + k / kBlockDepths * Panel::kBlockBytes);
         }
     }
+}
+
+// Calls visit with the kind of panels that a type of them is.
+template <class Visit>
+INLINE void with_kind(int panel_dtype, const Visit& visit) {
+    if (panel_dtype == octavo::kBf16) visit(Kind<Bf16Panel>());
+    if (panel_dtype == octavo::kF16) visit(Kind<F16Panel>());
+    if (panel_dtype == octavo::kF32) visit(Kind<F32Panel>());
+    if (panel_dtype == octavo::kBlocks4) visit(Kind<BlockPanel<4>>());
+    if (panel_dtype == octavo::kBlocks8) visit(Kind<BlockPanel<8>>());
 }
 
 // Whether every block of an fp32 matrix is one.

@@ -13,10 +13,6 @@ constexpr int64_t kTaskProducts = 2'000'000;
 constexpr int64_t kMostPanelTasks = 24;
 constexpr int64_t kWidenedDepths = 64;
 
-// Says which kind of panel a task is for.
-template <class Panel>
-struct Kind {};
-
 // Rows [row, limit) against panels [begin, end): each panel meets all rows while it is in the second-level cache. Each
 // tile asks for a part of what comes next, so that none waits; into that cache alone, for the first is full of this
 // panel. Behind the last panel lies, as a rule, the matrix that is used next.
@@ -84,7 +80,7 @@ INLINE int64_t num_task_panels(int64_t panels, int64_t depth, int64_t rows, int 
 }
 
 template <class Panel>
-static void run_linear(const octavo::LinearArgs& a, const float* x, Walk& walk) {
+static void run_linear(Kind<Panel> kind, const octavo::LinearArgs& a, const float* x, Walk& walk) {
     const int64_t panels = num_panels(a.columns), rows_each = max_task_rows(a.depth);
     const int64_t row_tasks = (a.rows + rows_each - 1) / rows_each;
     const int64_t panels_each =
@@ -94,7 +90,7 @@ static void run_linear(const octavo::LinearArgs& a, const float* x, Walk& walk) 
         const int64_t row = task / panel_tasks * rows_each, panel = task % panel_tasks * panels_each;
         const int64_t limit = row + rows_each < a.rows ? row + rows_each : a.rows;
         const int64_t end = panel + panels_each < panels ? panel + panels_each : panels;
-        linear_task(Kind<Panel>(), a, x, row, limit, panel, end);
+        linear_task(kind, a, x, row, limit, panel, end);
     });
 }
 
@@ -112,10 +108,6 @@ static const float* widened_rows(const octavo::LinearArgs& a, Walk& walk) {
 
 static void linear(const octavo::LinearArgs& a, Walk& walk) {
     const float* x = widened_rows(a, walk);
-    if (a.coded && a.rows <= kMaxCodedRows) return run_linear<CodedPanel>(a, x, walk);
-    if (a.panel_dtype == octavo::kBf16) run_linear<Bf16Panel>(a, x, walk);
-    if (a.panel_dtype == octavo::kF16) run_linear<F16Panel>(a, x, walk);
-    if (a.panel_dtype == octavo::kF32) run_linear<F32Panel>(a, x, walk);
-    if (a.panel_dtype == octavo::kBlocks4) run_linear<BlockPanel<4>>(a, x, walk);
-    if (a.panel_dtype == octavo::kBlocks8) run_linear<BlockPanel<8>>(a, x, walk);
+    if (a.coded && a.rows <= kMaxCodedRows) return run_linear(Kind<CodedPanel>(), a, x, walk);
+    with_kind(a.panel_dtype, [&](auto kind) INLINE_BODY { run_linear(kind, a, x, walk); });
 }

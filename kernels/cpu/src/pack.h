@@ -13,24 +13,12 @@ static int narrowest(const octavo::PackArgs& a, int threads) {
 }
 
 template <class Panel>
-static void pack_as(const octavo::PackArgs& a, Walk& walk) {
-    auto panels = static_cast<typename Panel::Element*>(a.panels);
-    parallel_for(walk, num_panels(a.columns),
-                 [&](int64_t panel) { pack_panel<Panel>(a, panel, panels + panel * a.depth * kPanelColumns); });
-}
-
-template <int BITS>
-static void pack_blocks(const octavo::PackArgs& a, Walk& walk) {
+static void pack_as(Kind<Panel> kind, const octavo::PackArgs& a, Walk& walk) {
     auto panels = static_cast<char*>(a.panels);
-    parallel_for(walk, num_panels(a.columns), [&](int64_t panel) {
-        pack_block_panel<BITS>(a, panel, panels + panel * BlockPanel<BITS>::bytes(a.depth));
-    });
+    parallel_for(walk, num_panels(a.columns),
+                 [&](int64_t panel) { pack_panel(kind, a, panel, panels + panel * Panel::bytes(a.depth)); });
 }
 
 static void pack(const octavo::PackArgs& a, Walk& walk) {
-    if (a.panel_dtype == octavo::kBf16) pack_as<Bf16Panel>(a, walk);
-    if (a.panel_dtype == octavo::kF16) pack_as<F16Panel>(a, walk);
-    if (a.panel_dtype == octavo::kF32) pack_as<F32Panel>(a, walk);
-    if (a.panel_dtype == octavo::kBlocks4) pack_blocks<4>(a, walk);
-    if (a.panel_dtype == octavo::kBlocks8) pack_blocks<8>(a, walk);
+    with_kind(a.panel_dtype, [&](auto kind) INLINE_BODY { pack_as(kind, a, walk); });
 }

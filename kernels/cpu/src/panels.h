@@ -44,9 +44,14 @@ struct F32Panel : PlainPanel<float> {
     INLINE Element narrow(float x) { return x; }
 };
 
-
+// Says which kind of panels a function is for.
 template <class Panel>
-static void pack_panel(const octavo::PackArgs& a, int64_t panel, typename Panel::Element* to) {
+struct Kind {};
+
+// Panel number `panel` of a matrix.
+template <class Panel>
+static void pack_panel(Kind<Panel>, const octavo::PackArgs& a, int64_t panel, char* packed) {
+    auto to = reinterpret_cast<typename Panel::Element*>(packed);
     const size_t row_bytes = a.depth * dtype_size(a.dtype);
     for (int c = 0; c < kPanelColumns; c++) {
         int64_t column = panel * kPanelColumns + c;
