@@ -53,7 +53,7 @@ DECODE: dict[tuple[int, int, int], DecodeConfig] = {
     (86, 64, 2): DecodeConfig(16, 64, 4, 3, 2),
     (86, 128, 2): DecodeConfig(16, 32, 4, 3, 2),
     (86, 256, 2): DecodeConfig(16, 16, 4, 3, 2),
-    (90, 64, 1): DecodeConfig(16, 64, 1, 3, 8),
+    (90, 64, 1): DecodeConfig(16, 32, 1, 3, 10),
     (90, 64, 2): DecodeConfig(16, 64, 2, 3, 6),
     (90, 80, 1): DecodeConfig(16, 32, 1, 3, 10),
     (90, 96, 1): DecodeConfig(16, 32, 1, 3, 10),
