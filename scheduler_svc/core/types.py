@@ -196,11 +196,6 @@ class EndReason(enum.Enum):
     DEADLINE = "deadline passed"
     """Its deadline passed before it was complete. Final; DEADLINE_EXCEEDED."""
 
-    @property
-    def is_retriable(self) -> bool:
-        """Whether the router may try again with what it holds."""
-        return self in (EndReason.REPLICA_LOST, EndReason.UNDELIVERED)
-
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLost:

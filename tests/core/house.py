@@ -32,6 +32,7 @@ from tests.fakes.simulated_replica import Delivery, SimulatedReplica, SimulatedS
 
 VOCAB_SIZE = 50
 MAX_MODEL_LEN = 100
+RETRIED = (EndReason.REPLICA_LOST, EndReason.UNDELIVERED)
 
 _alone = lru_cache(continuation)
 
@@ -196,7 +197,7 @@ class House:
             assert stream.finish in (None, event.reason)
             stream.finish = event.reason
             self._compare(stream)
-        elif event.reason.is_retriable and stream.finish is None and self.resubmits:
+        elif event.reason in RETRIED and stream.finish is None and self.resubmits:
             crashes = list(stream.request.crash_group_sizes)
             if event.replica_lost is not None and event.replica_lost.rows_in_step > (0 if self.may_be_poison else 1):
                 crashes.append(event.replica_lost.rows_in_step)
@@ -303,7 +304,7 @@ class House:
         """After `drain`: every stream ended once, with the whole text it gets alone."""
         for stream in self.streams.values():
             assert stream.num_ends == 1
-            if isinstance(stream.outcome, Ended) and not stream.outcome.reason.is_retriable:
+            if isinstance(stream.outcome, Ended) and stream.outcome.reason not in RETRIED:
                 continue
             if stream.finish is FinishReason.NUMERIC_ERROR:
                 continue

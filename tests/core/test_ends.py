@@ -79,7 +79,6 @@ def test_a_row_in_no_unanswered_plan_is_no_suspect() -> None:
     house.step()
     house.detach(1)
     assert stream.outcome == Ended(1, EndReason.REPLICA_LOST, ReplicaLost(1, 0))
-    assert EndReason.REPLICA_LOST.is_retriable
 
 
 def test_a_stream_goes_on_over_lost_replicas() -> None:

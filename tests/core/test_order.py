@@ -91,7 +91,6 @@ def test_a_passed_deadline_ends_a_sequence_before_it_costs_another_step() -> Non
     house.step()
     plan = house.make_plan()  # at 4000
     assert running.outcome == Ended(1, EndReason.DEADLINE)
-    assert not EndReason.DEADLINE.is_retriable
     assert len(plan.row_slots) == 1
     assert house.scheduler.statistics().num_expired == 1
     house.drain()
