@@ -25,6 +25,8 @@ MOST_ISSUE = {BF16: 0.35, FP16: 0.35, FP8: 0.8}
 # Tiles of more than 16 rows: wgmma's 64 of the invariant mode, and groups of more heads than that. The exponentials of
 # all rows are computed, those of no head too.
 MOST_ISSUE_OF_TALL_TILES = {BF16: 0.75, FP16: 0.75, FP8: 1.4}
+# Dimensions that pad a head to a power of two are computed and not fetched: so much more.
+PADDING = {80: 1.35, 96: 1.1}
 DECODE = [
     Shape(90),
     Shape(90, cache_dtype=FP8),
@@ -114,9 +116,7 @@ def assert_issues_in_time(shape: Shape, decode: Report) -> None:
         return
     is_tall = shape.group > 16 or (shape.invariant and shape.capability >= 90)
     most = (MOST_ISSUE_OF_TALL_TILES if is_tall else MOST_ISSUE)[shape.cache_dtype]
-    # Dimensions that pad a head to a power of two are computed and not fetched.
-    padding = (1 << (shape.head_dim - 1).bit_length()) / shape.head_dim
-    assert issue <= most * padding, f"{issue:.2f} of the time to fetch"
+    assert issue <= most * PADDING.get(shape.head_dim, 1.0), f"{issue:.2f} of the time to fetch"
 
 
 def assert_prefill_multiplies(shape: Shape) -> None:
