@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.second_copies import make_all_copies
 from kernels.api import AttentionSpec, Backend, KVCacheSpec, PackedLinear, RaggedBatch, RopeTable, SamplingBatch
 from kernels.select import open_backend
 
@@ -120,6 +121,7 @@ def linear_cases(backend: Backend) -> Iterator[Case]:
         size = columns * depth * DTYPE.itemsize
         weight = torch.randn(columns, depth).to(DTYPE)
         packed = [backend.pack_linear(weight, None) for _ in range(-(-MATRIX_BYTES // size))]
+        make_all_copies(backend)
         turn = itertools.cycle(packed)
         for num_rows in (1, 2, 8, 32, 128, 512):
             x = torch.randn(num_rows, depth).to(DTYPE)

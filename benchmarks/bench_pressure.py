@@ -31,7 +31,7 @@ import torch
 
 from benchmarks.comparison.serving import serving
 from benchmarks.core_on_runner import CoreOnRunner
-from kernels.api import SecondCopies
+from benchmarks.second_copies import make_all_copies
 from kernels.select import open_backend
 from octavo import Client
 from octavo.internal.v1 import types_pb2
@@ -200,8 +200,7 @@ def ways_to_preempt(options: argparse.Namespace) -> Figures:
     shape = RunnerShape(16, num_blocks, BLOCK_SIZE, 512, 512, num_host_blocks=4 * num_blocks)
     backend = open_backend("auto", usable_cpus(), spare_bytes=spare_memory_bytes())
     runner = build_runner(source, shape, dtype, backend)
-    if isinstance(backend, SecondCopies):
-        backend.make_copies(lambda: True)
+    make_all_copies(backend)
     rates: dict[str, list[float]] = {mode.value: [] for mode in PreemptionMode}
     done: dict[str, dict[str, object]] = {}
     modes = deque(PreemptionMode)

@@ -23,7 +23,8 @@ from typing import Any, cast
 
 import torch
 
-from kernels.api import Backend, LayerFusion, SecondCopies
+from benchmarks.second_copies import make_all_copies
+from kernels.api import Backend, LayerFusion
 from kernels.select import open_backend
 from octavo.internal.v1 import types_pb2, worker_pb2
 from octavo.machine import usable_cpus
@@ -196,8 +197,7 @@ def build(options: argparse.Namespace) -> tuple[Runner, Stopwatch, Backend]:
     )
     timed = cast(Backend, TimedBackend(backend, watch, not options.by_kernel))
     runner = build_runner(resolve(options.model), shape, getattr(torch, options.dtype), timed)
-    if isinstance(backend, SecondCopies):
-        backend.make_copies(lambda: True)
+    make_all_copies(backend)
     decoder: Any = runner._model._model.decoder
     decoder.forward = watch.timed("forward", decoder.forward)
     decoder.logits = watch.timed("logits", decoder.logits)
