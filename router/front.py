@@ -165,10 +165,10 @@ class FrontDoor:
 
         prompts = await self.in_thread(build)
         grammars = [await self._check_grammar(built, served.info) for built in prompts]
-        internal_id = secrets.token_hex(12)
+        answer_id = secrets.token_hex(12)
         return [
             Prepared(
-                internal_id=internal_id if len(prompts) == 1 else f"{internal_id}-{position}",
+                answer_id=answer_id,
                 prompt_ids=built.prompt.token_ids,
                 params=_params(request, text, served, len(built.prompt.token_ids), self._seeds.getrandbits(63)),
                 options=request.options,
@@ -180,6 +180,7 @@ class FrontDoor:
                 grammar=grammar,
                 grammar_field="" if built.grammar is None else built.grammar.field,
                 text=text,
+                position=None if len(prompts) == 1 else position,
             )
             for position, (built, grammar) in enumerate(zip(prompts, grammars, strict=True))
         ]

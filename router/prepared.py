@@ -22,7 +22,8 @@ _LONGEST_DEADLINE_S = 100 * 365 * 86_400.0
 class Prepared:
     """What is run."""
 
-    internal_id: str
+    answer_id: str
+    """What the answer is called; the prompts of one request have one answer."""
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     options: RequestOptions
@@ -41,16 +42,18 @@ class Prepared:
     """What the answer must be, as workers take it; None leaves it free."""
     grammar_field: str = ""
     """Where the request said so."""
+    position: int | None = None
+    """Which of the request's prompts, where it has several."""
+
+    @property
+    def internal_id(self) -> str:
+        """What we call it: no other prompt has this id."""
+        return self.answer_id if self.position is None else f"{self.answer_id}-{self.position}"
 
     @property
     def shown_id(self) -> str:
         """What the client calls the request, or else what we call it."""
         return self.options.request_id or self.internal_id
-
-    @property
-    def answer_id(self) -> str:
-        """What the answer is called; the prompts of one request have one answer."""
-        return self.internal_id.partition("-")[0]
 
     @property
     def num_logprobs(self) -> int | None:
