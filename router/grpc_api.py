@@ -221,18 +221,23 @@ def _metadata(context: Context, name: str) -> str:
     return found[0] if found else ""
 
 
+def _asked_id(context: Context) -> str:
+    """The request id in a call's metadata; empty where there is none that can be shown."""
+    return clean_request_id(_metadata(context, _ID_KEY))
+
+
 @contextlib.asynccontextmanager
 async def _statuses(context: Context, front: FrontDoor) -> AsyncIterator[None]:
     """End the call with the status of whatever is raised inside."""
     try:
         yield
     except RouterError as error:
-        front.refused(error, clean_request_id(_metadata(context, _ID_KEY)))
+        front.refused(error, _asked_id(context))
         await abort(context, error)
     except (asyncio.CancelledError, grpc.aio.AbortError):
         raise
     except Exception:
-        request_id = clean_request_id(_metadata(context, _ID_KEY)) or secrets.token_hex(12)
+        request_id = _asked_id(context) or secrets.token_hex(12)
         defect = InternalError(f"internal error; request id {request_id}")
         _LOG.exception("gRPC: %s", defect.message)
         front.metrics.refused(defect)
@@ -251,7 +256,7 @@ async def abort(context: Context, error: RouterError) -> None:
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromNanoseconds(int(error.retry_after_s * 1e9))
         status.details.add().Pack(retry)
-    if request_id := clean_request_id(_metadata(context, _ID_KEY)):
+    if request_id := _asked_id(context):
         status.details.add().Pack(error_details_pb2.RequestInfo(request_id=request_id))
     details = (("grpc-status-details-bin", status.SerializeToString()),)
     async with _until_gone():
