@@ -12,6 +12,7 @@ import pytest
 import octavo
 from octavo.client import (
     AsyncClient,
+    Cancelled,
     Client,
     DeadlineExceeded,
     Exhausted,
@@ -108,6 +109,19 @@ async def test_leaving_a_stream_early_cancels_the_work(model_dir: Path) -> None:
                     break
 
         await asyncio.to_thread(talk)
+        await made.scheduler.until(lambda: len(made.scheduler.cancelled) == 1)
+
+
+@in_loop
+@pytest.mark.parametrize("end", ["cancel", "close"])
+async def test_a_stream_that_waits_is_ended_from_another_thread(model_dir: Path, end: str) -> None:
+    async with stack(model_dir, hang) as made:
+        with Client(made.grpc_address) as client, client.generate("x", stream=True) as deltas:
+            reader = asyncio.create_task(asyncio.to_thread(list, deltas))
+            await made.scheduler.until(lambda: len(made.scheduler.requests) == 1)
+            await asyncio.to_thread(deltas.cancel if end == "cancel" else client.close)
+            with pytest.raises(Cancelled):
+                await reader
         await made.scheduler.until(lambda: len(made.scheduler.cancelled) == 1)
 
 
