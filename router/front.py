@@ -26,7 +26,7 @@ from router.merging import merge
 from router.metrics import RouterMetrics
 from router.models.catalogue import Catalogue
 from router.prepared import Prepared
-from router.prompting import BuiltPrompt, build_prompts
+from router.prompting import BuiltPrompt, build_prompts, is_quick
 from router.ranking import likeliest
 from router.readiness import ListedModel, Readiness, judge, list_aliases, summarize
 from router.requests import ChatPrompt, CompletionPrompt, Event, GenerationRequest, RequestOptions, clean_request_id
@@ -163,7 +163,7 @@ class FrontDoor:
             info = served.info
             return build_prompts(request, text, vocab_size=info.vocab_size, max_model_len=info.max_model_len)
 
-        prompts = await self.in_thread(build)
+        prompts = build() if is_quick(request) else await self.in_thread(build)
         grammars = [await self._check_grammar(built, served.info) for built in prompts]
         answer_id = secrets.token_hex(12)
         return [

@@ -1,6 +1,7 @@
 """From what a request asks to token ids, and to how its answers are read: everything that needs the model's text.
 
-Takes long for long prompts, so it runs in a thread; pure otherwise. Knows no surface and no scheduler.
+Takes long for most prompts: all but those that `is_quick` run in a thread. Pure otherwise. Knows no surface and no
+scheduler.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from router.text.model_text import ModelText
 from router.text.prompt import Prompt, PromptBuilder
 
 
+MAX_QUICK_IDS = 2048
+"""So many ids are checked in the time that a thread takes to begin and to report."""
+
+
 @dataclass(frozen=True)
 class BuiltPrompt:
     """A prompt, and what its answers may and must be."""
@@ -27,6 +32,14 @@ class BuiltPrompt:
     grammar: GrammarSpec | None = None
     thinking: Thinking | None = None
     """What may come before the text that the grammar describes."""
+
+
+def is_quick(request: GenerationRequest) -> bool:
+    """Whether its prompt is built sooner than handed to a thread: a few token ids, of which nothing is encoded."""
+    asked = request.prompt
+    if isinstance(asked, ChatPrompt) or not isinstance(asked.value, (list, tuple)):
+        return False
+    return len(asked.value) <= MAX_QUICK_IDS and all(type(item) is int for item in asked.value)
 
 
 def build_prompts(
