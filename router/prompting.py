@@ -18,7 +18,6 @@ from router.structured.spec import GrammarSpec, Thinking
 from router.text.model_text import ModelText
 from router.text.prompt import Prompt, PromptBuilder
 
-
 MAX_QUICK_IDS = 2048
 """So many ids are checked in the time that a thread takes to begin and to report."""
 
