@@ -73,6 +73,8 @@ class RouterError(Exception):
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
+        self.has_run = False
+        """Whether it ended a request that ran, whose end has a line in the log of its own."""
 
     @property
     def codes(self) -> WireCodes:
@@ -130,7 +132,7 @@ class Exhausted(RouterError):
 
 
 class Cancelled(RouterError):
-    """The client is gone, or an operator has ended the request."""
+    """The client is gone or takes nothing of its answer, or an operator has ended the request."""
 
     kind = ErrorKind.CANCELLED
 

@@ -138,7 +138,7 @@ class FrontDoor:
     def refused(self, error: RouterError, request_id: str) -> None:
         """A request ended with an error, before or while it ran. `request_id` as its client knows it, "" for none."""
         self.metrics.refused(error)
-        if request_id:  # by its kind alone, for fields and messages may repeat what a client wrote
+        if request_id and not error.has_run:  # by its kind alone: fields and messages may repeat what a client wrote
             _LOG.info("request %s: error %s", request_id, error.kind.value, extra={"request_id": request_id})
 
     async def wait_idle(self) -> None:
@@ -208,6 +208,9 @@ class FrontDoor:
                 events = likeliest(events, prepared.params)
             async with contextlib.aclosing(events):
                 yield events
+        except RouterError as error:
+            error.has_run = True
+            raise
         finally:
             self._num_live -= 1
             if self._num_live == 0:

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -34,6 +34,7 @@ from router.grpc_stream import EncodedResponses, MessageResponses, ResponsesFact
 from router.grpc_wire import StreamResponse, UnaryResponse, field_of, write_answer
 from router.prepared import Prepared
 from router.requests import AnswerBuilder, Event, GenerationRequest, clean_request_id
+from router.sending import DEFAULT_TIMEOUT_S, ends_unread
 from router.traces import INCOMING
 
 _LOG = logging.getLogger(__name__)
@@ -44,11 +45,17 @@ ACCEPTED_PING_INTERVAL_S = 5
 
 _ID_KEY = "x-request-id"
 
-Read = Callable[[float | None, str], GenerationRequest]
+_LAST_WORD_S = 2.0
+"""How long a call that ends with an error waits for its client to take what is before that; it may take nothing."""
+
+_Request = TypeVar("_Request", pb.GenerateRequest, pb.ChatRequest)
+_Read: TypeAlias = Callable[[_Request, float | None, str], GenerationRequest]
 _Unary = TypeVar("_Unary", bound=UnaryResponse)
 
 
-def make_server(front: FrontDoor, max_message_bytes: int, gate: Gate | None = None) -> tuple[grpc.aio.Server, Health]:
+def make_server(
+    front: FrontDoor, max_message_bytes: int, gate: Gate | None = None, send_timeout_s: float = DEFAULT_TIMEOUT_S
+) -> tuple[grpc.aio.Server, Health]:
     """A server with all services, not started, and its health."""
     server = grpc.aio.server(
         interceptors=[GrpcGate(gate or Gate(), abort), _Readable()],
@@ -62,7 +69,8 @@ def make_server(front: FrontDoor, max_message_bytes: int, gate: Gate | None = No
             ("grpc.so_reuseport", 0),
         ],
     )
-    pb_grpc.add_InferenceServiceServicer_to_server(InferenceServicer(front, EncodedResponses), server)
+    servicer = InferenceServicer(front, EncodedResponses, send_timeout_s)
+    pb_grpc.add_InferenceServiceServicer_to_server(servicer, server)
     health = Health()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     reflection.enable_server_reflection(
@@ -106,22 +114,28 @@ def _no_method(name: str) -> Unimplemented:
 class InferenceServicer(pb_grpc.InferenceServiceServicer):
     """One method a call; each ends with a status of the closed set."""
 
-    def __init__(self, front: FrontDoor, responses: ResponsesFactory = MessageResponses) -> None:
+    def __init__(
+        self,
+        front: FrontDoor,
+        responses: ResponsesFactory = MessageResponses,
+        send_timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> None:
         """`responses` makes what is written to a stream's context."""
         self._front = front
         self._responses = responses
+        self._send_timeout_s = send_timeout_s
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:  # type: ignore[override]
-        await self._stream(lambda *more: read_generate(request, *more), pb.GenerateResponse, context)
+        await self._stream(request, read_generate, pb.GenerateResponse, context)
 
     async def Chat(self, request: pb.ChatRequest, context: Context) -> None:  # type: ignore[override]
-        await self._stream(lambda *more: read_chat(request, *more), pb.ChatResponse, context)
+        await self._stream(request, read_chat, pb.ChatResponse, context)
 
     async def GenerateUnary(self, request: pb.GenerateUnaryRequest, context: Context) -> pb.GenerateUnaryResponse:
-        return await self._unary(lambda *more: read_generate(request.request, *more), pb.GenerateUnaryResponse, context)
+        return await self._unary(request.request, read_generate, pb.GenerateUnaryResponse, context)
 
     async def ChatUnary(self, request: pb.ChatUnaryRequest, context: Context) -> pb.ChatUnaryResponse:
-        return await self._unary(lambda *more: read_chat(request.request, *more), pb.ChatUnaryResponse, context)
+        return await self._unary(request.request, read_chat, pb.ChatUnaryResponse, context)
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         models = [
@@ -137,7 +151,7 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
         return pb.ListModelsResponse(models=models)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
-        async with _statuses(context, self._front):
+        async with _statuses(context, self._front, _asked_id(context, request.chat)):
             found = await self._front.tokenize(request.model, read_tokenize(request))
             return pb.TokenizeResponse(
                 token_ids=found.token_ids, texts=found.token_texts, max_model_len=found.max_model_len
@@ -145,16 +159,19 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
         raise AssertionError("a call ends inside the block")
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
-        async with _statuses(context, self._front):
+        async with _statuses(context, self._front, _asked_id(context)):
             ids, skips = list(request.token_ids), request.skip_special_tokens
             return pb.DetokenizeResponse(
                 text=await self._front.detokenize(request.model, ids, skip_special_tokens=skips)
             )
         raise AssertionError("a call ends inside the block")
 
-    async def _stream(self, read: Read, response_type: type[StreamResponse], context: Context) -> None:
-        async with _statuses(context, self._front):
-            prepared = await self._prepare(read, context)
+    async def _stream(
+        self, request: _Request, read: _Read[_Request], response_type: type[StreamResponse], context: Context
+    ) -> None:
+        request_id, now = _asked_id(context, request), asyncio.get_running_loop().time
+        async with _statuses(context, self._front, request_id):
+            prepared = await self._prepare(read(request, _deadline_s(context), request_id), context)
             if prepared.params.best_of > prepared.params.n:
                 raise InvalidRequest(
                     "best_of",
@@ -162,17 +179,22 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
                     "the end only; use the unary call",
                 )
             responses = self._responses(response_type, prepared)
-            async with self._answer(prepared) as events, _until_gone():
+            async with self._answer(prepared) as events, _until_gone(), ends_unread(self._send_timeout_s) as sending:
                 async for event in events:
                     response = responses.of(event)
                     # The streams that one step feeds make all their responses before the first is written: a write
                     # wakes threads and processes, and what they leave of the caches makes the next response dearer.
                     await asyncio.sleep(0)
+                    sending.since = now()
                     await context.write(response)
+                    sending.since = None
 
-    async def _unary(self, read: Read, response_type: type[_Unary], context: Context) -> _Unary:
-        async with _statuses(context, self._front):
-            prepared = await self._prepare(read, context)
+    async def _unary(
+        self, request: _Request, read: _Read[_Request], response_type: type[_Unary], context: Context
+    ) -> _Unary:
+        request_id = _asked_id(context, request)
+        async with _statuses(context, self._front, request_id):
+            prepared = await self._prepare(read(request, _deadline_s(context), request_id), context)
             builder = AnswerBuilder()
             async with self._answer(prepared) as events:
                 async for event in events:
@@ -182,9 +204,9 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
             return response
         raise AssertionError("a call ends inside the block")
 
-    async def _prepare(self, read: Read, context: Context) -> Prepared:
+    async def _prepare(self, asked: GenerationRequest, context: Context) -> Prepared:
         INCOMING.set(_metadata(context, HEADER))
-        (prepared,) = await self._front.prepare(read(_deadline_s(context), _metadata(context, _ID_KEY)))
+        (prepared,) = await self._front.prepare(asked)
         async with _until_gone():
             await context.send_initial_metadata(((_ID_KEY, prepared.shown_id),))
         return prepared
@@ -221,31 +243,36 @@ def _metadata(context: Context, name: str) -> str:
     return found[0] if found else ""
 
 
-def _asked_id(context: Context) -> str:
-    """The request id in a call's metadata; empty where there is none that can be shown."""
-    return clean_request_id(_metadata(context, _ID_KEY))
+def _asked_id(context: Context, request: pb.GenerateRequest | pb.ChatRequest | None = None) -> str:
+    """What the client calls a request, in its options or else in the call's metadata; empty for nothing to show."""
+    said = "" if request is None else clean_request_id(request.options.request_id)
+    return said or clean_request_id(_metadata(context, _ID_KEY))
 
 
 @contextlib.asynccontextmanager
-async def _statuses(context: Context, front: FrontDoor) -> AsyncIterator[None]:
+async def _statuses(context: Context, front: FrontDoor, request_id: str) -> AsyncIterator[None]:
     """End the call with the status of whatever is raised inside."""
     try:
         yield
     except RouterError as error:
-        front.refused(error, _asked_id(context))
-        await abort(context, error)
+        front.refused(error, request_id)
+        await _end(context, error, request_id)
     except (asyncio.CancelledError, grpc.aio.AbortError):
         raise
     except Exception:
-        request_id = _asked_id(context) or secrets.token_hex(12)
+        request_id = request_id or secrets.token_hex(12)
         defect = InternalError(f"internal error; request id {request_id}")
         _LOG.exception("gRPC: %s", defect.message)
         front.metrics.refused(defect)
-        await abort(context, defect)
+        await _end(context, defect, request_id)
 
 
 async def abort(context: Context, error: RouterError) -> None:
-    """End the call with the error's status and details."""
+    """End a call whose request has not been read with the error's status and details."""
+    await _end(context, error, _asked_id(context))
+
+
+async def _end(context: Context, error: RouterError, request_id: str) -> None:
     codes = error.codes
     status = status_pb2.Status(code=codes.grpc_code, message=error.message)
     field = field_of(error)
@@ -256,8 +283,13 @@ async def abort(context: Context, error: RouterError) -> None:
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromNanoseconds(int(error.retry_after_s * 1e9))
         status.details.add().Pack(retry)
-    if request_id := _asked_id(context):
+    metadata: list[tuple[str, str | bytes]] = []
+    if request_id:
         status.details.add().Pack(error_details_pb2.RequestInfo(request_id=request_id))
-    details = (("grpc-status-details-bin", status.SerializeToString()),)
-    async with _until_gone():
-        await context.abort(getattr(grpc.StatusCode, codes.grpc_status), error.message, details)
+        metadata.append((_ID_KEY, request_id))
+    metadata.append(("grpc-status-details-bin", status.SerializeToString()))
+    try:
+        async with _until_gone(), asyncio.timeout(_LAST_WORD_S):
+            await context.abort(getattr(grpc.StatusCode, codes.grpc_status), error.message, tuple(metadata))
+    except TimeoutError:  # gRPC sends it once the client has taken what is before it, if ever
+        raise asyncio.CancelledError("the client takes nothing") from None

@@ -42,7 +42,7 @@ _TOOL_MODES = {
 
 
 def read_generate(request: pb.GenerateRequest, deadline_s: float | None, request_id: str) -> GenerationRequest:
-    """A Generate request. Raises InvalidRequest for what is not supported."""
+    """A Generate request, called `request_id`. Raises InvalidRequest for what is not supported."""
     kind = request.WhichOneof("prompt")
     if kind is None:
         raise InvalidRequest("prompt", "prompt: one of text and token_ids must be set")
@@ -52,7 +52,7 @@ def read_generate(request: pb.GenerateRequest, deadline_s: float | None, request
 
 
 def read_chat(request: pb.ChatRequest, deadline_s: float | None, request_id: str) -> GenerationRequest:
-    """A Chat request. Raises InvalidRequest for what is not supported."""
+    """A Chat request, called `request_id`. Raises InvalidRequest for what is not supported."""
     return _request(request, read_conversation(request), deadline_s, request_id)
 
 
@@ -173,7 +173,7 @@ def _options(request: Request, deadline_s: float | None, request_id: str) -> Req
     options = request.options
     return RequestOptions(
         model=request.model,
-        request_id=options.request_id or request_id,
+        request_id=request_id,
         priority=options.priority,
         cache_salt=options.cache_salt,
         adapter=options.adapter,

@@ -1,8 +1,8 @@
 """uvicorn as a router wants it: signals are the process's, sockets are bound beforehand, requests have bounds.
 
 Knows uvicorn, sockets and the shape of an error; knows no route. uvicorn itself takes heads of any size, and waits for
-them and for bodies for as long as a client likes: strangers could fill the memory before any gate is asked, and hold
-connections for ever.
+them, for bodies and for clients that read nothing for as long as a client likes: strangers could fill the memory before
+any gate is asked, and hold connections for ever.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from octavo.process import StartError
 from router.errors import TooLate
 from router.openai.shapes import error_json
+from router.sending import DEFAULT_TIMEOUT_S
 
 CLOSING_S = 2.0
 """What connections get to close by themselves once no request is live."""
@@ -181,12 +182,18 @@ def _too_slow(timeout_s: float) -> bytes:
     return f"{head}Connection: close\r\n\r\n".encode() + body
 
 
-def listen(flag: str, host: str, port: int) -> socket.socket:
-    """A listening socket. Raises StartError naming the option."""
+def listen(flag: str, host: str, port: int, send_timeout_s: float = DEFAULT_TIMEOUT_S) -> socket.socket:
+    """A listening socket. Raises StartError naming the option.
+
+    Its connections end once a client has taken nothing for so long of what is sent to it; its requests are told so.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # With the protocol named, asyncio turns Nagle's algorithm off on what is accepted: tokens go out as they come.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        # What is accepted inherits it. The system knows what a client has taken; we know what the system has.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(send_timeout_s * 1000))
     try:
         listener.bind((host, port))
     except OSError as error:

@@ -131,10 +131,13 @@ class Router:
         )
         self.metrics.set.on_scrape(self._show_state)
         self.front.own_phases = self.phases.snapshot
-        self._grpc, self._health = make_server(self.front, config.max_message_bytes, self.access.gate)
+        self._grpc, self._health = make_server(
+            self.front, config.max_message_bytes, self.access.gate, config.send_timeout
+        )
         tls = self.access.tls
         self.app = make_app(self.front, config.max_message_bytes, self.access.gate, write_refusal)
-        add_browser_doors(self.app, InferenceServicer(self.front), config, config.max_message_bytes)
+        servicer = InferenceServicer(self.front, send_timeout_s=config.send_timeout)
+        add_browser_doors(self.app, servicer, config, config.max_message_bytes)
         self._http = quiet_server(
             self.app, None if tls is None else tls.ssl_context, body_timeout_s=config.body_timeout
         )
@@ -150,7 +153,7 @@ class Router:
         for sentence in open_to_pages(self.config, asks_for_keys=self.config.asks_for_keys):
             _LOG.warning("open to web pages: %s", sentence)
         self._bind_grpc()
-        listener = listen("--http-port", self.config.host, self.config.http_port)
+        listener = listen("--http-port", self.config.host, self.config.http_port, self.config.send_timeout)
         self.http_port = listener.getsockname()[1]
         self._http_tasks = [asyncio.create_task(self._http.serve(sockets=[listener]))]
         if self._health_http is not None:

@@ -11,6 +11,7 @@ from octavo import common_options
 from octavo.addresses import is_local_host
 from octavo.options import Limits, OptionError, option
 from router.access.networks import parse_networks
+from router.sending import DEFAULT_TIMEOUT_S
 
 _AT_LEAST_ONE = Limits(minimum=1)
 
@@ -55,6 +56,12 @@ class AccessOptions:
     body_timeout: float = option(
         60.0,
         "Longest that the body of an HTTP request may take to come.",
+        kind="seconds",
+        limits=Limits(0.1, 3600),
+    )
+    send_timeout: float = option(
+        DEFAULT_TIMEOUT_S,
+        "Longest that a client may take nothing of what is sent to it before its request ends.",
         kind="seconds",
         limits=Limits(0.1, 3600),
     )

@@ -58,6 +58,9 @@ class CallContext:
         await self._pipe.put(message)
 
     async def abort(self, code: grpc.StatusCode, message: str = "", trailing_metadata: Metadata = ()) -> Never:
+        for key, value in trailing_metadata:
+            if isinstance(value, str):
+                self._request.response_headers[key] = value
         packed = [value for key, value in trailing_metadata if key == _DETAILS_KEY and isinstance(value, bytes)]
         details = status_pb2.Status.FromString(packed[0]).details if packed else ()
         raise ConnectError(
