@@ -79,11 +79,11 @@ def make_server(
     return server, health
 
 
-async def set_health(health: Health, *, serving: bool) -> None:
+def set_health(health: Health, *, serving: bool) -> None:
     """Tell health clients, for the whole server and for the service by name."""
     word = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
     for name in ("", SERVICE_NAME):
-        await health.set(name, word)
+        health.set(name, word)
 
 
 class _Readable(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]

@@ -143,7 +143,6 @@ class Router:
         )
         self._health_http = None if config.health_port is None else quiet_server(make_health_app(self.front), None)
         self._serving: bool | None = None
-        self._telling: set[asyncio.Task[None]] = set()
         self.http_port = self.grpc_port = self.health_port = 0
 
     async def start(self) -> None:
@@ -206,7 +205,7 @@ class Router:
         await asyncio.gather(*self._http_tasks)
         for task in self.tasks:
             task.cancel()
-        await asyncio.gather(*self.tasks, *self._telling, return_exceptions=True)
+        await asyncio.gather(*self.tasks, return_exceptions=True)
         await self.scheduler.close()
         self.inlet.close()
         await self.front.close()
@@ -249,9 +248,7 @@ class Router:
         else:
             _LOG.info("not ready: %s", found.reason)
         self._serving = found.ready
-        telling = asyncio.create_task(set_health(self._health, serving=found.ready))
-        self._telling.add(telling)
-        telling.add_done_callback(self._telling.discard)
+        set_health(self._health, serving=found.ready)
 
 
 @contextlib.asynccontextmanager

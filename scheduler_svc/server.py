@@ -81,7 +81,7 @@ async def _serve(config: SchedulerConfig) -> int:
     metrics.set.on_scrape(watch.read)
     tls = server_tls(config)
     server = grpc.aio.server(options=_CHANNEL_OPTIONS, interceptors=() if tls is None else (RoleGate(),))
-    service = await add_services(server, engine, token_networks(config))
+    service = add_services(server, engine, token_networks(config))
     for sentence in exposures(config):
         _LOG.warning("open to the network: %s", sentence)
     port = listen(server, config, tls)
@@ -125,7 +125,7 @@ def token_networks(config: SchedulerConfig) -> Networks:
         raise StartError(f"--token-networks: {error}; write networks as 10.0.0.0/8,fd00::/8") from error
 
 
-async def add_services(server: grpc.aio.Server, engine: Engine, networks: Networks) -> SchedulerService:
+def add_services(server: grpc.aio.Server, engine: Engine, networks: Networks) -> SchedulerService:
     """Puts everything that the scheduler offers on a server; returns the service whose calls are long."""
     service = SchedulerService(engine, networks)
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(service, server)
@@ -133,7 +133,7 @@ async def add_services(server: grpc.aio.Server, engine: Engine, networks: Networ
     names = [descriptor.full_name for descriptor in scheduler_pb2.DESCRIPTOR.services_by_name.values()]
     checks = Health()
     for name in ("", *names):
-        await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
+        checks.set(name, health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     return service

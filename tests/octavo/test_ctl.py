@@ -47,7 +47,7 @@ def serving() -> Iterator[Server]:
         recorder = Recorder(Scheduler(), salt=b"0123456789abcdef", max_bytes=1 << 20)
         engine = Engine(recorder, clock)
         server = grpc.aio.server()
-        await add_services(server, engine, ())
+        add_services(server, engine, ())
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")

@@ -88,7 +88,7 @@ async def scheduler(
     core = Scheduler(limits or CoreLimits())
     engine = Engine(core, clock, first_router_id=100, check_laws=True, observers=observers)
     server = grpc.aio.server()
-    await add_services(server, engine, networks)
+    add_services(server, engine, networks)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:

@@ -45,7 +45,7 @@ async def listening(config: SchedulerConfig) -> AsyncIterator[tuple[Engine, str]
     engine = Engine(Scheduler(CoreLimits()), Clock(), first_router_id=100, check_laws=True)
     tls = server_tls(config)
     server = grpc.aio.server(interceptors=() if tls is None else (RoleGate(),))
-    await add_services(server, engine, ())
+    add_services(server, engine, ())
     port = listen(server, config, tls)
     await server.start()
     try:

@@ -207,7 +207,7 @@ def test_a_dump_over_the_wire_replays() -> None:
         recorder = Recorder(Scheduler(), salt=b"0123456789abcdef", max_bytes=1 << 20)
         engine = Engine(recorder, clock, check_laws=True)
         server = grpc.aio.server()
-        await add_services(server, engine, ())
+        add_services(server, engine, ())
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

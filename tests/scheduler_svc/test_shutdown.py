@@ -22,7 +22,7 @@ def test_open_calls_end_as_unavailable_and_without_errors_in_the_log(caplog: pyt
     async def test() -> None:
         engine = Engine(Scheduler(), Clock())
         server = grpc.aio.server()
-        service = await add_services(server, engine, ())
+        service = add_services(server, engine, ())
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
