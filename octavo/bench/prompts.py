@@ -93,9 +93,11 @@ async def find_pool(target: Target, vocab_size: int | None) -> list[int]:
     return sorted(set(await target.tokenize(POOL_TEXT)))
 
 
-async def with_answer_lengths(target: Target, examples: Sequence[Example]) -> list[Example]:
-    """The examples, each with the length of its own answer in tokens. Raises AskError."""
-    lengths: dict[str, int] = {}
+async def with_answer_lengths(target: Target, examples: Sequence[Example], lengths: dict[str, int]) -> list[Example]:
+    """The examples, each with the length of its own answer in tokens. Raises AskError.
+
+    `lengths` are those of the answers that the server has read, and gains those of others: each is read once.
+    """
     found = []
     for example in examples:
         length, answer = example.output_tokens, example.answer or ""

@@ -53,6 +53,7 @@ class Workload:
         self._source = source
         self._target = target
         self._pool = pool
+        self._answer_lengths: dict[str, int] = {}
 
     @classmethod
     async def open(cls, config: BenchConfig, source: Source, target: Target) -> Workload:
@@ -84,7 +85,7 @@ class Workload:
             random = Random(f"{config.seed} {run}")
             chosen = choose(self._source.examples, number, random)
             if config.output_tokens == ANSWER_LENGTHS:
-                chosen = await with_answer_lengths(self._target, chosen)
+                chosen = await with_answer_lengths(self._target, chosen, self._answer_lengths)
             return from_examples(chosen, config.output_sizes, random, salt)
         entries = self._source.entries[: config.num_requests] or self._made_up(number, run)
         made = from_entries(entries, self._pool, f"{config.seed} {run}", salt)

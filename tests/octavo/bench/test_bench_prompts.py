@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
-from octavo.bench.prompts import Example, choose, from_entries, from_examples, read_examples
+from octavo.bench.prompts import Example, choose, from_entries, from_examples, read_examples, with_answer_lengths
 from octavo.bench.records import BenchRequest
 from octavo.workload import Entry, parse_sizes
 
@@ -94,3 +96,21 @@ def test_made_up_prompts_have_their_lengths_share_prefixes_and_differ_from_run_t
     assert len({request.prompt[30:] for request in first}) == 3
     assert not {request.prompt[:30] for request in first} & {request.prompt[:30] for request in other}
     assert all(token in pool for request in first for token in request.prompt)
+
+
+def test_the_server_reads_each_answer_once_whatever_is_repeated() -> None:
+    class Reader:
+        def __init__(self) -> None:
+            self.read: list[str] = []
+
+        async def tokenize(self, text: str) -> list[int]:
+            self.read.append(text)
+            return list(range(len(text)))
+
+    reader, lengths = Reader(), dict[str, int]()
+    target: Any = reader
+    examples = [Example("p", "four"), Example("q", "four"), Example("r", ""), Example("s", "not read", 3)]
+    for _ in range(3):
+        found = asyncio.run(with_answer_lengths(target, examples, lengths))
+        assert [example.output_tokens for example in found] == [4, 4, 1, 3]
+    assert reader.read == ["four", ""]
