@@ -233,6 +233,7 @@ class FakeScheduler(pb_grpc.SchedulerServiceServicer):
         socket = self._sockets.get(request.router_id)
         if socket is None:  # as the scheduler does: this router's Watch of the scheduler before is over
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"router_id {request.router_id} is not registered")
+            raise AssertionError("abort returned")
 
         async def push(batch: worker_pb2.TokenBatch) -> None:
             await socket.send(batch.SerializeToString())
