@@ -189,6 +189,7 @@ enum ScratchSlot {
     kCountScratch,
     kSortScratch,
     kTaskScratch,
+    kRunScratch,
     kAttentionScratch,
     kInputScratch,
     kPanelScratch,

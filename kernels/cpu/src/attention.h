@@ -7,6 +7,8 @@
 
 // Tasks per thread below which a row's partitions are shared out.
 constexpr int kMinTasksPerThread = 6;
+// Tasks of few rows are drawn in runs, about so many for each thread, so that it knows what it will read next.
+constexpr int kRunsPerThread = 8;
 
 INLINE void finish_row(const octavo::AttentionArgs& a, const Geometry& g, const Task& task, int row,
                        const RowState& state, const float* o) {
@@ -24,14 +26,17 @@ INLINE Span task_partitions(const octavo::AttentionArgs& a, const Geometry& g, c
 }
 
 template <class Path>
-static void run_whole(const octavo::AttentionArgs& a, const Geometry& g, const Task& task) {
+static void run_whole(const octavo::AttentionArgs& a, const Geometry& g, const Task& task, const Task& next) {
     alignas(64) typename Path::Query queries[kMaxTaskRows * kMaxHeadDim];
     alignas(64) float o[kMaxTaskRows * kMaxHeadDim];
     RowState states[kMaxTaskRows] = {};
     gather_queries<Path>(a, g, task, queries);
     Span partitions = task_partitions(a, g, task);
-    for (int64_t p = partitions.first; p < partitions.limit; p++)
-        attend_partition<Path>(a, g, task, p, queries, states, o);
+    for (int64_t p = partitions.first; p < partitions.limit; p++) {
+        Stretch then = {task.batch_row, task.kv_head, p + 1};
+        if (p + 1 == partitions.limit) then = {next.batch_row, next.kv_head, task_partitions(a, g, next).first};
+        attend_partition<Path>(a, g, task, p, then, queries, states, o);
+    }
     for (int row = task.begin; row < task.end; row++)
         finish_row(a, g, task, row, states[row - task.begin], o + (row - task.begin) * g.dim);
 }
@@ -45,11 +50,32 @@ struct Share {
 };
 
 template <class Path>
-static void run_share(const octavo::AttentionArgs& a, const Geometry& g, const Share& share) {
+static void run_share(const octavo::AttentionArgs& a, const Geometry& g, const Share& share, const Share& next) {
     alignas(64) typename Path::Query queries[kMaxTaskRows * kMaxHeadDim];
     gather_queries<Path>(a, g, share.task, queries);
     for (int row = 0; row < share.task.end - share.task.begin; row++) share.states[row].started = false;
-    attend_partition<Path>(a, g, share.task, share.partition, queries, share.states, share.o);
+    const Stretch then = {next.task.batch_row, next.task.kv_head, next.partition};
+    attend_partition<Path>(a, g, share.task, share.partition, then, queries, share.states, share.o);
+}
+
+INLINE bool has_few_rows(const Task& task) { return asks_ahead(task.end - task.begin); }
+
+// As parallel_for over tasks, of which those with few rows are drawn together with their neighbours: body(i, next),
+// where `next` is what the thread does after i, or i again.
+template <class IsFew, class Body>
+INLINE void parallel_runs(Walk& walk, int64_t count, const IsFew& is_few, const Body& body) {
+    auto ends = static_cast<int64_t*>(octavo::thread_scratch(octavo::kRunScratch, count * sizeof(int64_t)));
+    int64_t few = 0, runs = 0;
+    for (int64_t i = 0; i < count; i++) few += is_few(i);
+    const int64_t longest = ceil_div(few, walk.threads * kRunsPerThread);
+    for (int64_t i = 0, length = 1; i < count; i++, length++) {
+        if (i + 1 < count && length < longest && is_few(i) && is_few(i + 1)) continue;
+        ends[runs++] = i + 1;
+        length = 0;
+    }
+    parallel_for(walk, runs, [&](int64_t run) {
+        for (int64_t i = run ? ends[run - 1] : 0; i < ends[run]; i++) body(i, i + 1 < ends[run] ? i + 1 : i);
+    });
 }
 
 // Calls visit(task) for every task, the longest contexts of a prompt first so that threads end together.
@@ -106,7 +132,9 @@ static void run_shared(const octavo::AttentionArgs& a, const Geometry& g, Walk& 
             o += (task.end - task.begin) * g.dim;
         }
     });
-    parallel_for(walk, count, [&](int64_t s) { run_share<Path>(a, g, shares[s]); });
+    parallel_runs(
+        walk, count, [&](int64_t s) { return has_few_rows(shares[s].task); },
+        [&](int64_t s, int64_t next) { run_share<Path>(a, g, shares[s], shares[next]); });
     parallel_for(walk, 1, [&](int64_t) { fold_shares(a, g, shares, count); });
 }
 
@@ -124,7 +152,9 @@ static void run_attention(const octavo::AttentionArgs& a, Walk& walk) {
     auto tasks = static_cast<Task*>(octavo::thread_scratch(octavo::kTaskScratch, count * sizeof(Task)));
     int64_t i = 0;
     each_task(a, g, [&](const Task& task) { tasks[i++] = task; });
-    parallel_for(walk, count, [&](int64_t t) { run_whole<Path>(a, g, tasks[t]); });
+    parallel_runs(
+        walk, count, [&](int64_t t) { return has_few_rows(tasks[t]); },
+        [&](int64_t t, int64_t next) { run_whole<Path>(a, g, tasks[t], tasks[next]); });
 }
 
 static void attention(const octavo::AttentionArgs& a, Walk& walk) {

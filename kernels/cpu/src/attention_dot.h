@@ -12,13 +12,15 @@ INLINE I16 broadcast_pair(const uint16_t* p) {
 
 template <int ROWS, int TILES>
 static void score_block_dot(const uint16_t* const* queries, const uint16_t* const* tiles, const int* positions, int dim,
-                            float* const* to) {
+                            int64_t to_values, float* const* to) {
     F16 sums[ROWS][TILES];
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 8
         for (int t = 0; t < TILES; t++) sums[r][t] = zero();
     for (int i = 0; i < dim / 2; i++) {
+        if constexpr (asks_ahead(ROWS))
+            for (int t = 0; t < TILES; t++) fetch<2 * kLanes>(tiles[t] + to_values + i * 2 * kLanes);
         I16 keys[TILES];
 #pragma GCC unroll 8
         for (int t = 0; t < TILES; t++) keys[t] = iload(tiles[t] + i * 32);
@@ -52,8 +54,8 @@ INLINE void accumulate_dot(F16 (&sums)[ROWS][VECTORS], const uint16_t* const* we
 }
 
 template <int ROWS, int VECTORS>
-static void value_block_dot(const uint16_t* const* weights, const uint16_t* const* pairs, int begin, int end, int d,
-                            float* const* to) {
+static void value_block_dot(const uint16_t* const* weights, const PartitionView<uint16_t>& view, int begin, int end,
+                            int d, int dim, float* const* to) {
     F16 sums[ROWS][VECTORS];
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++)
@@ -62,12 +64,14 @@ static void value_block_dot(const uint16_t* const* weights, const uint16_t* cons
     const int32_t high = static_cast<int32_t>(0xFFFF0000), low = 0x0000FFFF;
     int position = begin / 2 * 2;
     if (begin % 2 && begin < end) {
-        accumulate_dot<ROWS, VECTORS>(sums, weights, position, pairs[position / 2], d, iset1(high));
+        accumulate_dot<ROWS, VECTORS>(sums, weights, position, view.pairs[position / 2], d, iset1(high));
         position += 2;
     }
-    for (; position + 1 < end; position += 2)
-        accumulate_dot<ROWS, VECTORS>(sums, weights, position, pairs[position / 2], d, iset1(-1));
-    if (position < end) accumulate_dot<ROWS, VECTORS>(sums, weights, position, pairs[position / 2], d, iset1(low));
+    for (; position + 1 < end; position += 2) {
+        if constexpr (asks_ahead(ROWS)) fetch_next<VECTORS>(view, position / 2, d, dim);
+        accumulate_dot<ROWS, VECTORS>(sums, weights, position, view.pairs[position / 2], d, iset1(-1));
+    }
+    if (position < end) accumulate_dot<ROWS, VECTORS>(sums, weights, position, view.pairs[position / 2], d, iset1(low));
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 8
@@ -80,13 +84,13 @@ struct DotPath {
     using Weight = uint16_t;
     template <int ROWS, int TILES>
     INLINE void scores(const Query* const* queries, const uint16_t* const* tiles, const int* positions, int dim,
-                       float* const* to) {
-        score_block_dot<ROWS, TILES>(queries, tiles, positions, dim, to);
+                       int64_t to_values, float* const* to) {
+        score_block_dot<ROWS, TILES>(queries, tiles, positions, dim, to_values, to);
     }
     template <int ROWS, int VECTORS>
-    INLINE void values(const Weight* const* weights, const uint16_t* const* pairs, int begin, int end, int d, int,
-                       float* const* to) {
-        value_block_dot<ROWS, VECTORS>(weights, pairs, begin, end, d, to);
+    INLINE void values(const Weight* const* weights, const PartitionView<uint16_t>& view, int begin, int end, int d,
+                       int dim, float* const* to) {
+        value_block_dot<ROWS, VECTORS>(weights, view, begin, end, d, dim, to);
     }
     INLINE F16 keep_weights(Weight* to, F16 weights) {
         I16 rounded = to_bf16(weights);

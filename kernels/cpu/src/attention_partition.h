@@ -81,30 +81,34 @@ INLINE void fill_view(PartitionView<T>& view, const octavo::AttentionArgs& a, co
     }
 }
 
-// Asks for the memory of one tile: blocks lie anywhere, so the processor cannot guess the next one's place.
+// One row's partition of one KV head.
+struct Stretch {
+    int64_t batch_row;
+    int kv_head;
+    int64_t partition;
+};
+
+// Where the keys of the stretch after the view's lie; its first tile stands for those that it does not have.
 template <class T>
-INLINE void prefetch_tile(const T* tile, int dim) {
-    auto bytes = reinterpret_cast<const char*>(tile);
-    for (size_t at = 0; at < kLanes * dim * sizeof(T); at += 64) __builtin_prefetch(bytes + at, 0, 2);
+INLINE void fill_next(PartitionView<T>& view, const octavo::AttentionArgs& a, const Stretch& next) {
+    const int32_t* table = a.block_tables + next.batch_row * a.max_blocks;
+    const int start = next.partition * kPartition, end = a.context_lens[next.batch_row], size = a.kv.block_size;
+    for (int tile = 0; tile < kPartition / kLanes; tile++) {
+        int position = start + tile * kLanes < end ? start + tile * kLanes : start;
+        const T* keys = head_keys<T>(a.kv, table[position / size], next.kv_head);
+        view.next_tiles[tile] = keys + static_cast<int64_t>(position % size) * a.kv.head_dim;
+    }
 }
 
 template <class Path, int ROWS>
 static void score_rows(const typename Path::Query* const* queries, const PartitionView<typename Path::Kv::T>& view,
-                       int dim, float* const* to) {
+                       int dim, int64_t to_values, float* const* to) {
     constexpr int kTiles = score_tiles(ROWS);
-    // Many rows use a tile long enough for the processor's own prefetching.
-    constexpr int kAhead = ROWS < kMaxTileRows ? 4 : 0;
-    for (int ahead = 0; ahead < kAhead && ahead < view.num_tiles; ahead++) prefetch_tile(view.tiles[ahead], dim);
     int t = 0;
-    for (; t + kTiles <= view.num_tiles; t += kTiles) {
-        for (int now = t; kAhead && now < t + kTiles; now++) {
-            if (now + kAhead < view.num_tiles) prefetch_tile(view.tiles[now + kAhead], dim);
-            prefetch_tile(view.pairs[view.tile_positions[now] / 2], dim);
-        }
-        Path::template scores<ROWS, kTiles>(queries, view.tiles + t, view.tile_positions + t, dim, to);
-    }
+    for (; t + kTiles <= view.num_tiles; t += kTiles)
+        Path::template scores<ROWS, kTiles>(queries, view.tiles + t, view.tile_positions + t, dim, to_values, to);
     for (; t < view.num_tiles; t++)
-        Path::template scores<ROWS, 1>(queries, view.tiles + t, view.tile_positions + t, dim, to);
+        Path::template scores<ROWS, 1>(queries, view.tiles + t, view.tile_positions + t, dim, to_values, to);
 }
 
 template <class Path, int ROWS>
@@ -114,9 +118,9 @@ static void value_rows(const typename Path::Weight* const* weights, const Partit
     if (range.begin >= range.end) return;
     int d = 0;
     for (; d + kVectors * kLanes <= dim; d += kVectors * kLanes)
-        Path::template values<ROWS, kVectors>(weights, view.pairs, range.begin, range.end, d, dim, to);
+        Path::template values<ROWS, kVectors>(weights, view, range.begin, range.end, d, dim, to);
     for (; d < dim; d += kLanes)
-        Path::template values<ROWS, 1>(weights, view.pairs, range.begin, range.end, d, dim, to);
+        Path::template values<ROWS, 1>(weights, view, range.begin, range.end, d, dim, to);
 }
 
 // Weights of one row in place of its scores; returns the exponent of their common factor and their sum.
@@ -218,7 +222,7 @@ static void attend_tile(const octavo::AttentionArgs& a, const Geometry& g, const
         o[r] = result.o[r];
         for (int d = 0; d < g.dim; d += kLanes) store(o[r] + d, zero());
     }
-    score_rows<Path, ROWS>(query_rows, view, g.dim, score_to);
+    score_rows<Path, ROWS>(query_rows, view, g.dim, padded_positions(a.kv) * g.dim, score_to);
     for (int r = 0; r < ROWS; r++) {
         auto to = sizeof(typename Path::Weight) == 2 ? static_cast<void*>(rounded[r]) : static_cast<void*>(score_to[r]);
         weights[r] = static_cast<typename Path::Weight*>(to);
@@ -238,10 +242,10 @@ INLINE void attend_rows(int rows, const octavo::AttentionArgs& a, const Geometry
     if constexpr (ROWS < kMaxTileRows) attend_rows<Path, ROWS + 1>(rows, a, g, queries, view, ranges, result);
 }
 
-// One partition of all rows of a task, folded into states[row], o[row * dim ..].
+// One partition of all rows of a task, folded into states[row], o[row * dim ..]. `next` will be read after it.
 template <class Path>
 static void attend_partition(const octavo::AttentionArgs& a, const Geometry& g, const Task& task, int64_t partition,
-                             const typename Path::Query* queries, RowState* states, float* o) {
+                             const Stretch& next, const typename Path::Query* queries, RowState* states, float* o) {
     const int64_t start = partition * kPartition;
     const int rows = task.end - task.begin;
     Range ranges[kMaxTaskRows];
@@ -259,6 +263,7 @@ static void attend_partition(const octavo::AttentionArgs& a, const Geometry& g, 
         }
         if (all.begin >= all.end) continue;
         fill_view(view, a, task, start, all);
+        if (asks_ahead(end - begin)) fill_next(view, a, next);
         attend_rows<Path>(end - begin, a, g, queries + begin * g.dim, view, ranges + begin, result);
         for (int r = begin; r < end; r++)
             if (result.states[r - begin].started)

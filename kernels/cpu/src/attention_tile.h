@@ -25,13 +25,26 @@ constexpr int score_tiles(int) { return 1; }
 constexpr int value_vectors(int) { return 1; }
 #endif
 
+// Fewer rows than a whole tile's compute faster than memory brings what they read, so they ask for the next of it as
+// they go: blocks lie anywhere, and the processor cannot guess where. More rows stay with a tile long enough.
+constexpr bool asks_ahead(int rows) { return rows < kMaxTileRows; }
+
+// Asks for COUNT elements. A few at a time, between other work: many at once keep the loads of that work waiting.
+template <int COUNT, class T>
+INLINE void fetch(const T* elements) {
+    auto bytes = reinterpret_cast<const char*>(elements);
+#pragma GCC unroll 16
+    for (size_t at = 0; at < COUNT * sizeof(T); at += 64) __builtin_prefetch(bytes + at, 0, 2);
+}
+
 // Addresses inside one partition for one KV head.
 template <class T>
 struct PartitionView {
     int num_tiles;
     const T* tiles[kPartition / 2 + 2];
     int tile_positions[kPartition / 2 + 2];  // of a tile's first lane, from the partition's start
-    const T* pairs[kPartition / 2];          // value pairs at positions 2j, 2j + 1
+    const T* pairs[kPartition / 2];            // value pairs at positions 2j, 2j + 1
+    const T* next_tiles[kPartition / kLanes];  // keys that will be read after these values
 };
 
 // sums[r][t] += dim 2i + PART of query r times that of the keys of tile t.
@@ -46,10 +59,10 @@ INLINE void add_scores(F16 (&sums)[ROWS][TILES], const float* const (&queries)[R
     }
 }
 
-// Scores of ROWS queries against TILES tiles: to[r][position of the tile + lane].
+// Scores of ROWS queries against TILES tiles: to[r][position of the tile + lane]. Values lie `to_values` behind keys.
 template <class Kv, int ROWS, int TILES>
 static void score_block(const float* const* query_rows, const typename Kv::T* const* tile_list, const int* positions,
-                        int dim, float* const* to) {
+                        int dim, int64_t to_values, float* const* to) {
     F16 sums[ROWS][TILES];
     const float* queries[ROWS];
     const typename Kv::T* tiles[TILES];
@@ -62,6 +75,8 @@ static void score_block(const float* const* query_rows, const typename Kv::T* co
         for (int t = 0; t < TILES; t++) sums[r][t] = zero();
     }
     for (int i = 0; i < dim / 2; i++) {
+        if constexpr (asks_ahead(ROWS))
+            for (int t = 0; t < TILES; t++) fetch<2 * kLanes>(tiles[t] + to_values + i * 2 * kLanes);
         add_scores<Kv, 0>(sums, queries, tiles, i);
         forget_loads();
         add_scores<Kv, 1>(sums, queries, tiles, i);
@@ -84,10 +99,16 @@ INLINE void add_values(F16 (&sums)[ROWS][VECTORS], const float* const (&weights)
     }
 }
 
+// Asks for what lies in the next keys where position 2j lies in these.
+template <int VECTORS, class T>
+INLINE void fetch_next(const PartitionView<T>& view, int j, int d, int dim) {
+    fetch<2 * VECTORS * kLanes>(view.next_tiles[2 * j / kLanes] + j % (kLanes / 2) * 2 * dim + 2 * d);
+}
+
 // to[r][d .. d + 16 * VECTORS) += sum over positions [begin, end) of weights[r][position] * value; begin < end.
 template <class Kv, int ROWS, int VECTORS>
-static void value_block(const float* const* weight_rows, const typename Kv::T* const* pairs, int begin, int end, int d,
-                        int dim, float* const* to) {
+static void value_block(const float* const* weight_rows, const PartitionView<typename Kv::T>& view, int begin, int end,
+                        int d, int dim, float* const* to) {
     F16 sums[ROWS][VECTORS];
     const float* weights[ROWS];
 #pragma GCC unroll 8
@@ -98,16 +119,17 @@ static void value_block(const float* const* weight_rows, const typename Kv::T* c
     }
     int j = begin / 2;
     if (begin % 2) {
-        add_values<Kv, 1>(sums, weights, pairs[j], j, d, dim);
+        add_values<Kv, 1>(sums, weights, view.pairs[j], j, d, dim);
         j++;
     }
     for (; j < end / 2; j++) {
-        const typename Kv::T* pair = pairs[j];
+        const typename Kv::T* pair = view.pairs[j];
+        if constexpr (asks_ahead(ROWS)) fetch_next<VECTORS>(view, j, d, dim);
         add_values<Kv, 0>(sums, weights, pair, j, d, dim);
         forget_loads();
         add_values<Kv, 1>(sums, weights, pair, j, d, dim);
     }
-    if (end % 2 && j == end / 2) add_values<Kv, 0>(sums, weights, pairs[j], j, d, dim);
+    if (end % 2 && j == end / 2) add_values<Kv, 0>(sums, weights, view.pairs[j], j, d, dim);
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 8
@@ -122,13 +144,13 @@ struct FmaPath {
     using Weight = float;
     template <int ROWS, int TILES>
     INLINE void scores(const Query* const* queries, const typename Kv::T* const* tiles, const int* positions, int dim,
-                       float* const* to) {
-        score_block<Kv, ROWS, TILES>(queries, tiles, positions, dim, to);
+                       int64_t to_values, float* const* to) {
+        score_block<Kv, ROWS, TILES>(queries, tiles, positions, dim, to_values, to);
     }
     template <int ROWS, int VECTORS>
-    INLINE void values(const Weight* const* weights, const typename Kv::T* const* pairs, int begin, int end, int d,
-                       int dim, float* const* to) {
-        value_block<Kv, ROWS, VECTORS>(weights, pairs, begin, end, d, dim, to);
+    INLINE void values(const Weight* const* weights, const PartitionView<typename Kv::T>& view, int begin, int end,
+                       int d, int dim, float* const* to) {
+        value_block<Kv, ROWS, VECTORS>(weights, view, begin, end, d, dim, to);
     }
     // The weight as it will be multiplied, also for the sum of weights.
     INLINE F16 keep_weights(Weight* to, F16 weights) {
