@@ -183,9 +183,9 @@ def chat_logprobs(logprobs: object, top_logprobs: object) -> int | None:
     if top_logprobs is None:
         return 0 if wanted else None
     count: int = NUMBER_RULES["logprobs"].check("top_logprobs", top_logprobs)
-    if not wanted:
+    if count and not wanted:
         raise InvalidRequest("top_logprobs", f"top_logprobs {count} needs logprobs to be true")
-    return count
+    return count if wanted else None
 
 
 def _resolve_max_tokens(asked: int | None, limits: ModelLimits, prompt_tokens: int, *, is_chat: bool) -> int:

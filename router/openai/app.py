@@ -127,6 +127,7 @@ def _add_status_routes(app: FastAPI, front: FrontDoor) -> None:
     started = int(time.time())
 
     @app.get("/v1/models")
+    @app.get("/v1/models/")
     async def models() -> Json:
         return {"object": "list", "data": list(map(entry, front.models()))}
 

@@ -75,8 +75,10 @@ CHAT_FIELDS = _COMMON | {
     "modalities",
 }
 
-_WITHOUT_EFFECT = frozenset({"safety_identifier", "prompt_cache_key", "metadata"})
-"""They tell a provider who asks or where to route; nothing here depends on them."""
+_WITHOUT_EFFECT = frozenset(
+    {"safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "metadata"}
+)
+"""They tell a provider who asks, where to route and how long to cache; nothing here depends on them."""
 
 _REFUSED: Mapping[str, str] = {
     "suffix": "this server completes a prompt at its end only; leave it out",
@@ -85,6 +87,7 @@ _REFUSED: Mapping[str, str] = {
     "audio": "this server makes text only; leave it out",
     "prediction": "predicted output is not supported; leave it out",
     "web_search_options": "this server searches nothing; leave it out",
+    "moderation": "this server moderates nothing; leave it out",
     "store": "answers are not stored; leave it out",
     "use_beam_search": "beam search is not supported; use best_of",
     "length_penalty": "it belongs to beam search, which is not supported; leave it out",
@@ -101,6 +104,7 @@ _REFUSED: Mapping[str, str] = {
 _ASKS_NOTHING: tuple[Any, ...] = (False, [], {}, "")
 _ASKS_NOTHING_AS: Mapping[str, tuple[Any, ...]] = {
     "length_penalty": (1,),
+    "function_call": ("none", "auto"),  # of functions, which are refused themselves
     "web_search_options": (False,),  # an empty object asks for a search with every default
 }
 _SHOWN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")

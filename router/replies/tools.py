@@ -54,18 +54,33 @@ def read_tool_use(tools: object, tool_choice: object, parallel_tool_calls: objec
         case "required":
             return ToolUse(functions, _needed(functions), parallel)
         case {"type": "function", "function": {"name": str(name)}}:
-            found = tuple(function for function in _needed(functions) if function.name == name)
-            if not found:
-                raise InvalidRequest(
-                    "tool_choice.function.name",
-                    f"tool_choice.function.name must be one of the tools, got {show_value(name)}",
-                )
-            return ToolUse(functions, found, parallel)
+            found = _named("tool_choice.function.name", name, functions)
+            return ToolUse(functions, (found,), parallel)
+        case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": [_, *_] as few}}:
+            path = "tool_choice.allowed_tools.tools"
+            by_name = dict(_allowed(f"{path}[{index}]", tool, functions) for index, tool in enumerate(few))
+            allowed = tuple(by_name.values())
+            return ToolUse(allowed, allowed if mode == "required" else (), parallel)
     raise InvalidRequest(
         "tool_choice",
-        "tool_choice must be 'none', 'auto', 'required' or {'type': 'function', 'function': {'name': …}}, "
+        "tool_choice must be 'none', 'auto', 'required', {'type': 'function', 'function': {'name': …}} or "
+        "{'type': 'allowed_tools', 'allowed_tools': {'mode': 'auto' or 'required', 'tools': […]}}, "
         f"got {show_value(tool_choice)}",
     )
+
+
+def _allowed(path: str, tool: object, functions: tuple[ToolFunction, ...]) -> tuple[str, ToolFunction]:
+    match tool:
+        case {"type": "function", "function": {"name": str(name)}}:
+            return name, _named(f"{path}.function.name", name, functions)
+    raise InvalidRequest(path, f"{path} must be {{'type': 'function', 'function': {{'name': …}}}}")
+
+
+def _named(path: str, name: str, functions: tuple[ToolFunction, ...]) -> ToolFunction:
+    for function in _needed(functions):
+        if function.name == name:
+            return function
+    raise InvalidRequest(path, f"{path} must be one of the tools, got {show_value(name)}")
 
 
 def _needed(functions: tuple[ToolFunction, ...]) -> tuple[ToolFunction, ...]:

@@ -100,6 +100,8 @@ def _response_format(given: Mapping[str, Any]) -> GrammarSpec | None:
     match kind:
         case "text":
             return None
+        case "json_object" if value.get("schema") is not None:  # as llama.cpp's server and others take a schema
+            return json_schema(f"{path}.schema", value["schema"])
         case "json_object":
             return json_object(path, True)
         case "json_schema":

@@ -112,13 +112,14 @@ def _normalize_message(
         if key == "content":
             result[key] = _normalize_content(f"{field}.content", value, use)
         elif key == "tool_calls":
-            result[key] = _normalize_tool_calls(f"{field}.tool_calls", value)
-        elif key == "function_call" and "tool_calls" not in given:  # as OpenAI's API said it before tools
+            if calls := _normalize_tool_calls(f"{field}.tool_calls", value):  # none at all, to any template
+                result[key] = calls
+        elif key == "function_call" and not given.get("tool_calls"):  # as OpenAI's API said it before tools
             call = {"type": "function", "function": _normalize_function(f"{field}.function_call", value)}
             result["tool_calls"] = [call]
         else:
             result[key] = plain_data(f"{field}.{key}", value)
-    if "content" not in result and not result.get("tool_calls"):
+    if "content" not in result and "tool_calls" not in result:
         raise InvalidRequest(
             f"{field}.content", f"{field}.content must be text; only a message with tool_calls may lack it"
         )

@@ -26,6 +26,8 @@ from router.text.tokenizer import PlainTextEncoder, Span, Tokenizer, control_str
 
 MAX_PROMPTS = 2048
 _OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+_DEFAULT_SETTINGS = {"verbosity": "medium"}
+"""What OpenAI takes where a request says nothing: to a template without such a setting it says nothing either."""
 
 
 @dataclass(frozen=True)
@@ -160,8 +162,8 @@ class _ChatEncoder:
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, options: ChatOptions
     ) -> dict[str, Any]:
         """Everything the template sees, by name."""
-        for name in options.settings:
-            if not self.template.knows(name):
+        for name, said in options.settings.items():
+            if not self.template.knows(name) and said != _DEFAULT_SETTINGS.get(name):
                 raise InvalidRequest(name, f"{name}: this model's chat template has no such setting; leave it out")
         extra = plain_data("chat_template_kwargs", options.template_kwargs or {})
         reserved = _OWN_VARIABLES | self._tokenizer.special_tokens.keys()

@@ -163,7 +163,26 @@ BAD_TOOLS: list[tuple[Json, str]] = [
     ({"tools": [TOOL], "parallel_tool_calls": "yes"}, "parallel_tool_calls"),
     ({"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}}, "response_format"),
     ({"functions": [{}]}, "functions"),
-    ({"function_call": "auto"}, "function_call"),
+    ({"function_call": {"name": "add"}}, "function_call"),
+    *(
+        (
+            {
+                "tools": [TOOL],
+                "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}},
+            },
+            path,
+        )
+        for mode, tools, path in (
+            ("auto", [], "tool_choice"),
+            ("none", [{"type": "function", "function": {"name": "add"}}], "tool_choice"),
+            ("auto", [{"type": "function"}], "tool_choice.allowed_tools.tools[0]"),
+            (
+                "required",
+                [{"type": "function", "function": {"name": "sub"}}],
+                "tool_choice.allowed_tools.tools[0].function.name",
+            ),
+        )
+    ),
     ({"include_reasoning": 1}, "include_reasoning"),
     ({"reasoning_effort": "high"}, "reasoning_effort"),
     ({"reasoning_effort": 3}, "reasoning_effort"),

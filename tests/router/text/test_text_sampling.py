@@ -212,13 +212,21 @@ CHOICE_SEED_42_1 = -225867498704701796
 
 @pytest.mark.parametrize(
     ("logprobs", "top", "expected"),
-    [(None, None, None), (False, None, None), (True, None, 0), (True, 0, 0), (True, 20, 20)],
+    [
+        (None, None, None),
+        (False, None, None),
+        (None, 0, None),
+        (False, 0, None),
+        (True, None, 0),
+        (True, 0, 0),
+        (True, 20, 20),
+    ],
 )
 def test_chat_logprobs(logprobs: Any, top: Any, expected: int | None) -> None:
     assert chat_logprobs(logprobs, top) == expected
 
 
-@pytest.mark.parametrize(("logprobs", "top"), [(True, 21), (False, 2), (None, 0), (True, True), (1, None), (True, -1)])
+@pytest.mark.parametrize(("logprobs", "top"), [(True, 21), (False, 2), (None, 1), (True, True), (1, None), (True, -1)])
 def test_chat_logprobs_refused(logprobs: Any, top: Any) -> None:
     with pytest.raises(InvalidRequest, match="logprobs"):
         chat_logprobs(logprobs, top)
