@@ -67,7 +67,7 @@ INLINE void parallel_runs(Walk& walk, int64_t count, const IsFew& is_few, const 
     auto ends = static_cast<int64_t*>(octavo::thread_scratch(octavo::kRunScratch, count * sizeof(int64_t)));
     int64_t few = 0, runs = 0;
     for (int64_t i = 0; i < count; i++) few += is_few(i);
-    const int64_t longest = ceil_div(few, walk.threads * kRunsPerThread);
+    const int64_t longest = walk.threads > 1 ? ceil_div(few, walk.threads * kRunsPerThread) : count;
     for (int64_t i = 0, length = 1; i < count; i++, length++) {
         if (i + 1 < count && length < longest && is_few(i) && is_few(i + 1)) continue;
         ends[runs++] = i + 1;
