@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler_svc.core.pace import Pace
-from scheduler_svc.core.types import CoreLimits, Queued, RefusalReason, Refused
+from scheduler_svc.core.types import CoreLimits, Queued, RefusalReason, Refused, Scheduled
 from tests.core.house import House, Stream, spec
 
 
@@ -48,6 +48,49 @@ def test_the_retry_delay_is_the_backlog_at_the_pace_of_starts() -> None:
     group = refusal(house, [1], group_id="g", group_size=3)
     assert group.retry_after_ns is not None
     assert group.retry_after_ns >= 2.9 * interval
+
+
+def test_the_retry_delay_counts_tokens_where_tokens_are_too_many() -> None:
+    house = House(CoreLimits(max_waiting_tokens=40, max_num_seqs=1))
+    house.attach(spec())
+    pace = house.scheduler.room.pace("model")
+    pace.note_waiting(0)
+    pace.note_starts(1, 10, 1000)  # sequences of ten tokens, one in 1000 ns
+    for _ in range(4):
+        house.submit([1] * 10)
+    assert refusal(house, [1] * 30).retry_after_ns == 3000
+    assert refusal(house, [1] * 60).retry_after_ns == 4000  # once nobody waits it is let in, whatever its length
+    assert refusal(house, [1] * 10, group_id="g", group_size=2).retry_after_ns == 2000
+
+
+def test_tokens_are_counted_for_the_whole_group_and_with_those_before_it() -> None:
+    house = House(CoreLimits(max_waiting_tokens=20))
+    house.attach(spec())
+    house.submit([1] * 10)
+    assert refusal(house, [1] * 5, group_id="g", group_size=3).value == "10 (and 15 more)"
+    assert refusal(house, [1] * 5, prior_token_ids=[1] * 6).value == "10 (and 11 more)"
+    house.submit([1] * 5, group_id="h", group_size=2)
+
+
+def test_the_expected_start_is_as_many_starts_away_as_go_before_it() -> None:
+    house = House(CoreLimits(max_num_seqs=1))
+    house.attach(spec())
+    pace = house.scheduler.room.pace("model")
+    pace.note_waiting(0)
+    pace.note_starts(1, 10, 1000)
+    told = [event_of(house.submit([n], queue_events=True)) for n in range(3)]
+    assert [(event.position, event.eta_ns) for event in told] == [(0, 1000), (1, 2000), (2, 3000)]
+
+
+def test_who_has_started_is_told_no_place() -> None:
+    house = House()
+    house.attach(spec())
+    house.submit([1, 2], max_tokens=30)
+    stream = house.submit([3, 4], max_tokens=30, queue_events=True)
+    house.step()
+    house.submit([5, 6], priority=-1, deadline_ns=10**9)
+    house.tick()
+    assert [type(event) for event in stream.events] == [Queued, Scheduled]
 
 
 def test_the_pace_counts_only_time_in_which_somebody_waited() -> None:

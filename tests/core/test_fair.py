@@ -68,6 +68,25 @@ def test_tokens_are_charged_once_though_they_are_computed_again() -> None:
     assert house.scheduler.statistics().tenants["t"].num_served_tokens == num_tokens
 
 
+def test_cached_tokens_are_not_charged() -> None:
+    house = fair()
+    for expected in (20 + 1, 20 + 1 + 4 + 1):  # of the second, 16 of 20 are cached
+        house.submit(range(20), max_tokens=1, tenant="t")
+        house.drain()
+        assert house.scheduler.statistics().tenants["t"].num_served_tokens == expected
+
+
+def test_a_preempted_sequence_is_charged_for_what_it_got() -> None:
+    house = fair(num_slots=1)
+    stream = house.submit([1], max_tokens=30, tenant="t", priority=1)
+    for _ in range(3):
+        house.step()
+    house.submit([2, 3], max_tokens=30, tenant="t")
+    house.step()
+    assert not stream.is_running
+    assert house.scheduler.statistics().tenants["t"].num_served_tokens == (1 + 3) + (2 + 1)
+
+
 def test_inside_a_tenant_priority_goes_first_and_displaces_only_its_own() -> None:
     house = fair(num_slots=1)
     running = house.submit([1], max_tokens=30, tenant="a", priority=1)
@@ -110,6 +129,40 @@ def test_tenants_without_work_or_debt_are_forgotten() -> None:
         queue.charge(f"tenant-{number}", 1)
         queue.charge("steady", 2)
     assert len(queue.served()) < 200
+
+
+def test_a_tenant_in_debt_is_not_forgotten() -> None:
+    queue = FairQueue({})
+    queue.add(_sequence(0, "steady"))
+    queue.charge("debtor", 10_000)
+    for number in range(200):
+        queue.charge(f"tenant-{number}", 1)
+        queue.charge("steady", 2)
+    queue.add(_sequence(1, "debtor"))
+    assert [sequence.request.tenant for sequence in queue] == ["steady", "debtor"]
+    assert queue.served()["debtor"] == 10_000
+
+
+def test_who_comes_where_nobody_waits_begins_where_the_last_one_left() -> None:
+    queue = FairQueue({})
+    old = _sequence(0, "old")
+    queue.add(old)
+    queue.charge("old", 1000)
+    queue.remove(old)
+    new = _sequence(1, "new")
+    queue.add(new)
+    queue.add(_sequence(2, "old"))
+    queue.charge("new", 1)
+    assert queue[0].request.tenant == "old"
+
+
+def test_service_is_a_change_of_the_order() -> None:
+    """What did not fit is looked at anew when another goes first."""
+    queue = FairQueue({})
+    queue.add(_sequence(0, "t"))
+    before = queue.num_changes
+    queue.charge("t", 10)
+    assert queue.num_changes > before
 
 
 def test_ties_rotate_whatever_the_names() -> None:

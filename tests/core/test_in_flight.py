@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scheduler_svc.core.limits import SchedulingPolicy
 from scheduler_svc.core.plan import Limit
 from scheduler_svc.core.types import CoreLimits, Scheduled
 from tests.core.house import House, Stream, spec
@@ -33,7 +34,7 @@ def test_n_choices_compute_their_prompt_once() -> None:
 def test_followers_wait_for_what_they_share_and_no_longer() -> None:
     house = roomy()
     leader = house.submit([*range(30), *range(60, 90)], max_tokens=3)  # two steps of 40 tokens
-    follower = house.submit([*range(30), 7, 7, 7, 7, 7, 7], max_tokens=3)
+    follower = house.submit([*range(30), *[7] * 30], max_tokens=3)
     assert len(house.make_plan().row_slots) == 1
     assert house.scheduler.statistics().num_following == 1
     house.run()
@@ -68,6 +69,22 @@ def test_a_leader_that_dies_hands_over() -> None:
     house.drain()
     house.check_outcomes()
     assert [cached(stream) for stream in streams[1:]] == [0, 36, 36]
+
+
+def test_a_leader_that_is_displaced_hands_over() -> None:
+    house = House()
+    house.attach(spec(num_slots=2, num_device_blocks=60))
+    leader, follower = (house.submit([*range(36), n], max_tokens=2, priority=1) for n in range(2))
+    house.step()
+    assert house.scheduler.statistics().num_following == 1
+    for n in (40, 41):
+        house.submit([n], max_tokens=3)
+    house.step()
+    assert not leader.is_running
+    assert house.scheduler.statistics().num_following == 0
+    house.drain()
+    house.check_outcomes()
+    assert follower.finish is not None
 
 
 def test_a_numeric_error_of_the_leader_infects_nobody() -> None:
@@ -145,3 +162,26 @@ def test_followers_go_where_their_leader_is() -> None:
     house.drain()
     house.check_outcomes()
     assert {event.replica_id for s in (leader, follower) for event in s.events if isinstance(event, Scheduled)} == {2}
+
+
+def test_under_fcfs_priority_holds_nobody_off_a_leader() -> None:
+    house = roomy(policy=SchedulingPolicy.FCFS)
+    house.submit(range(37), max_tokens=2, priority=5)
+    house.make_plan()
+    follower = house.submit(range(37), max_tokens=2, priority=0)
+    house.plan()
+    assert house.scheduler.statistics().num_following == 1
+    house.drain()
+    house.check_outcomes()
+    assert cached(follower) == 36
+
+
+def test_a_suspect_of_a_crash_computes_its_prompt_itself() -> None:
+    """What it crashed the replica with may have been that prompt: then it is to crash it again, and be named."""
+    house = roomy()
+    first, suspect = (house.submit(range(37), max_tokens=2, crash_group_sizes=(4,)) for _ in range(2))
+    assert len(house.make_plan().admissions) == 2
+    assert house.scheduler.statistics().num_following == 0
+    house.drain()
+    house.check_outcomes()
+    assert (cached(first), cached(suspect)) == (0, 0)

@@ -133,6 +133,65 @@ def test_one_that_would_miss_its_deadline_is_refused_by_the_backlog() -> None:
     house.submit([1, 2], deadline_ns=5 * interval, priority=-1)  # goes before the others
 
 
+def paced() -> House:
+    """As `one_by_one`, after starts that tell the pace; one that may go on for long runs."""
+    house = one_by_one()
+    for n in range(12):
+        house.submit([n, n], max_tokens=2)
+        for _ in range(3):
+            house.step()
+    house.submit([40], max_tokens=50)
+    house.step()
+    return house
+
+
+def test_a_resumed_one_is_not_refused_for_the_backlog() -> None:
+    house = paced()
+    for n in range(10):
+        house.submit([n], max_tokens=50)
+    left_ns = 5 * house.scheduler.statistics().start_interval_ns["model"]
+    with pytest.raises(Refused, match="deadline"):
+        house.submit([1, 2], deadline_ns=left_ns, priority=1)
+    house.submit([1, 2], deadline_ns=left_ns, priority=1, attempt=2)
+
+
+def test_the_next_to_start_waits_for_one_start_and_nobody_waits_where_a_slot_is_free() -> None:
+    house = paced()
+    interval = house.scheduler.statistics().start_interval_ns["model"]
+    with pytest.raises(Refused, match="deadline"):
+        house.submit([1, 2], deadline_ns=interval // 2)
+    house.attach(spec(2))
+    house.drain_replica(2)
+    with pytest.raises(Refused, match="deadline"):  # a slot that takes nobody is not free
+        house.submit([1, 2], deadline_ns=interval // 2)
+    house.scheduler.undrain(2, house.now)
+    house.submit([1, 2], deadline_ns=interval // 2)
+
+
+def test_the_time_to_compute_a_prompt_counts_where_it_is_least() -> None:
+    house = House(CoreLimits(max_prefill_tokens=1000))
+    for replica_id, token_ns in ((1, 1_000_000), (2, 100_000)):
+        house.attach(spec(replica_id, num_device_blocks=100, max_step_tokens=64)).token_ns = token_ns
+        for n in range(3):
+            house.submit([replica_id, n, *range(20)], max_tokens=4)
+            for _ in range(5):
+                house.step(replica_id)
+        if replica_id == 1:
+            with pytest.raises(Refused, match="time to the first token"):
+                house.submit([7] * 60, deadline_ns=55_000_000)
+            house.submit(
+                [1, 0, *range(20), 9, 9], max_tokens=1, deadline_ns=10_000_000
+            )  # cached but for a block or two
+            house.drain()
+            house.drain_replica(1)
+    house.scheduler.undrain(1, house.now)
+    house.submit([7] * 60, max_tokens=1, deadline_ns=55_000_000)  # the second is quicker
+    with pytest.raises(Refused, match="time to the first token"):
+        house.submit([8] * 60, deadline_ns=5_500_000)
+    house.attach(spec(3))  # nobody knows yet how quick this one is
+    house.submit([8] * 60, max_tokens=1, deadline_ns=5_500_000)
+
+
 def test_a_group_is_not_torn_apart_by_its_deadline() -> None:
     house = one_by_one()
     for n in range(12):
@@ -170,6 +229,39 @@ def test_an_update_moves_what_waits_and_what_runs() -> None:
     assert running.outcome == Ended(1, EndReason.DEADLINE)
     house.drain()
     house.check_outcomes()
+
+
+def test_a_deadline_that_was_moved_ends_nobody_at_its_old_time() -> None:
+    house = House()
+    house.attach(spec())
+    stream = house.submit([1, 2, 3], max_tokens=30, deadline_ns=10_000)
+    house.update(stream, deadline_ns=50_000)
+    house.now = 49_999
+    house.tick()
+    assert stream.is_live
+    house.now = 50_000  # the time itself is too late
+    house.tick()
+    assert stream.outcome == Ended(1, EndReason.DEADLINE)
+
+
+def test_a_deadline_that_moves_again_and_again_takes_no_room() -> None:
+    house = House()
+    house.attach(spec())
+    stream = house.submit([1, 2, 3], max_tokens=30)
+    for n in range(1000):
+        house.update(stream, deadline_ns=10**9 + n)
+    assert len(house.scheduler.ledger.deadlines) < 200
+
+
+def test_a_deadline_is_worth_no_more_than_the_aging_time() -> None:
+    house = one_by_one(aging_ns=100_000)
+    streams = {
+        "far": house.submit([1], max_tokens=1, deadline_ns=10**9),
+        "none": house.submit([2], max_tokens=1),
+        "near": house.submit([3], max_tokens=1, deadline_ns=99_000),
+    }
+    house.drain()
+    assert started(streams) == ["near", "far", "none"]
 
 
 def test_an_update_of_one_that_ended_is_an_error() -> None:

@@ -90,6 +90,16 @@ def test_strictly_better_work_displaces_for_a_slot() -> None:
     house.check_outcomes()
 
 
+def test_equal_work_is_not_displaced_for_an_earlier_deadline() -> None:
+    house = House()
+    house.attach(spec(num_slots=2))
+    equal, worse = (house.submit([n, n], max_tokens=9, priority=n) for n in (0, 1))
+    house.step()
+    urgent = [house.submit([n, n], max_tokens=3, deadline_ns=10**9) for n in (3, 4)]
+    house.step()
+    assert [stream.is_running for stream in (equal, worse, *urgent)] == [True, False, True, False]
+
+
 def test_better_work_displaces_for_blocks_only_if_that_suffices() -> None:
     house = House()
     house.attach(spec(num_device_blocks=8))

@@ -13,7 +13,7 @@ from scheduler_svc.core.plan import Limit
 from scheduler_svc.core.rates import StepRates, prefill_cap
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.types import CoreLimits, FinishReason, Request
-from tests.core.house import House, spec
+from tests.core.house import House, Stream, spec
 
 
 def peak_by_steps(lengths: list[tuple[int, int]], block_size: int) -> int:
@@ -179,6 +179,65 @@ def test_a_queue_without_replica_asks_for_one() -> None:
     assert "no replica is attached" in lines[0]
 
 
+def waits_for_a_minute(house: House, num_waiting: list[int]) -> list[str]:
+    """What is said while so many wait for the model, a number each ten seconds."""
+    lines: list[str] = []
+    streams: list[Stream] = []
+    for num in num_waiting:
+        house.now += 10 * 10**9
+        while len(streams) > num:
+            house.cancel(streams.pop())
+        streams += [house.submit([1, 2]) for _ in range(num - len(streams))]
+        lines += house.tick()
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("num_waiting", "num_lines"),
+    [
+        ([5] * 9, 0),  # long, and no longer than it was
+        ([1, 2, 3, 4, 5, 6], 0),  # fifty seconds
+        ([1, 2, 3, 4, 5, 6, 7], 1),
+        ([9, 1, 1, 1, 1, 1, 8], 0),  # was longer a minute ago
+        ([1, 2, 3, 0, 5, 6, 7, 8], 0),  # was empty since
+        ([1, 2, 3, 4, 5, 6, 7, 8, 9, 10], 1),  # said once
+        ([1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7], 2),  # and again on the next occasion
+    ],
+)
+def test_a_queue_must_have_grown_for_a_minute(num_waiting: list[int], num_lines: int) -> None:
+    house = House()
+    house.attach(spec())
+    house.detach(1)
+    assert len(waits_for_a_minute(house, num_waiting)) == num_lines
+
+
+def test_advice_names_what_stopped_most_steps_of_the_last_minutes_and_of_this_model() -> None:
+    house = House()
+    house.attach(spec())
+    house.attach(spec(2, model="other"))
+    own, other = house.scheduler.replicas[1].counters.limits, house.scheduler.replicas[2].counters.limits
+    own[Limit.BLOCKS] = 1000  # long ago
+    house.now = 10**9
+    house.submit([1, 2])
+    house.tick()
+    own.update({Limit.SLOTS: 20, Limit.TOKENS: 30, Limit.NOTHING_WAITING: 500})
+    other[Limit.PREFILL_CAP] = 900
+    (line,) = waits_for_a_minute(house, list(range(1, 8)))
+    assert "the token budget is short: raise --max-num-batched-tokens, or add a replica" in line
+
+
+def test_kept_room_is_said_on_each_occasion() -> None:
+    house = House()
+    house.attach(spec())
+    growth = house.scheduler.replicas[1].growth
+    for _ in range(2):
+        growth.note_refusal()
+        assert len(house.tick()) == 1
+        assert house.tick() == ()
+        growth.note_empty()
+        assert house.tick() == ()
+
+
 def test_prompts_take_a_capped_part_of_a_step_while_sequences_decode() -> None:
     house = House(CoreLimits(max_prefill_tokens=6))
     house.attach(spec(max_step_tokens=40, num_device_blocks=60))
@@ -190,8 +249,24 @@ def test_prompts_take_a_capped_part_of_a_step_while_sequences_decode() -> None:
     assert (list(planned.plan.row_counts), planned.limited_by) == ([1, 6], Limit.PREFILL_CAP)
     house.run()
     house.complete()
+    assert list(house.make_plan().row_counts) == [1, 6]  # also where the prompt runs already
+    house.run()
+    house.complete()
     house.drain()
     house.check_outcomes()
+
+
+def test_the_smaller_of_two_caps_holds() -> None:
+    house = House(CoreLimits(max_prefill_tokens=6, target_inter_token_ns=30_000))
+    house.attach(spec(max_step_tokens=40, num_device_blocks=60))
+    replica = house.scheduler.replicas[1]
+    for num_tokens in (1, 20):
+        replica.rates.note(1, num_tokens, 2000 + 1000 * num_tokens)
+    assert replica.max_prefill_tokens == 6  # not the 28 of the target
+    for _ in range(50):
+        for num_tokens in (1, 20):
+            replica.rates.note(1, num_tokens, 5000 + 5000 * num_tokens)
+    assert replica.max_prefill_tokens == 5  # nor the 6
 
 
 def test_alone_a_prompt_takes_the_whole_step() -> None:
