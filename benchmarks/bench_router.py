@@ -41,6 +41,9 @@ NUM_ROUNDS = 4
 """The one that cost least counts: neighbours on the same core make a program slower, never faster."""
 TARGET_US = {"grpc": 60.0, "sse": 90.0}
 BARE = "bare grpc.aio"
+STEP_MS = 25.0
+FAST_STEP_MS = 2.5
+"""A router of 32 streams is busy for half of the time then: what a token costs where there is much to do."""
 
 DELAY_BOUND_MS = 50.0
 FIRST_STREAMS, MOST_STREAMS = 32, 2048
@@ -56,18 +59,22 @@ class Case:
     num_streams: int = 32
     num_routers: int = 1
     tokens_per_delta: int = 1
-    step_ms: float = 25.0
+    step_ms: float = STEP_MS
 
     @property
     def name(self) -> str:
         routers = f", {self.num_routers} routers" if self.num_routers > 1 else ""
-        return f"{self.surface}, {self.num_streams} streams, {self.tokens_per_delta} tokens a delta{routers}"
+        delta = f"{self.tokens_per_delta} tokens a delta"
+        return f"{self.surface}, {self.num_streams} streams, {delta}, a step of {self.step_ms:g} ms{routers}"
 
 
 CASES = [
     Case("grpc"),
     Case(BARE),
     Case("sse"),
+    Case("grpc", step_ms=FAST_STEP_MS),
+    Case(BARE, step_ms=FAST_STEP_MS),
+    Case("sse", step_ms=FAST_STEP_MS),
     Case("grpc", tokens_per_delta=4),
     Case("sse", tokens_per_delta=4),
     Case("grpc", num_routers=2),
@@ -212,7 +219,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="file to write the figures to")
     parser.add_argument("--steps", type=int, default=200, help="steps of each round")
     parser.add_argument("--only", default="", help="run the cases whose name holds this")
-    parser.add_argument("--step-ms", type=float, default=25.0, help="time from one step to the next")
+    parser.add_argument("--step-ms", type=float, help="time from one step to the next, of all cases")
     parser.add_argument("--carried", action="store_true", help="also look for the streams carried within the bound")
     parser.add_argument("--bound-ms", type=float, default=DELAY_BOUND_MS, help="the bound, of the 99th percentile")
     parser.add_argument("--pause", action="store_true", help="also measure the pause that a long prompt makes")
@@ -221,10 +228,10 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.delay:
         surface, num_streams = arguments.delay
-        case = Case(surface, int(num_streams), step_ms=arguments.step_ms)
+        case = Case(surface, int(num_streams), step_ms=arguments.step_ms or STEP_MS)
         print(asyncio.run(slowest_delay_ms(case, arguments.steps)))
         return 0
-    cases = [replace(case, step_ms=arguments.step_ms) for case in CASES if arguments.only in case.name]
+    cases = [replace(case, step_ms=arguments.step_ms or case.step_ms) for case in CASES if arguments.only in case.name]
     if arguments.profile:
         cases = cases[:1]
     figures: dict[str, Any] = {
@@ -236,7 +243,7 @@ def main() -> int:
         figures["delay_bound_ms"] = arguments.bound_ms
         figures["streams_carried"] = _carried(arguments)
     if arguments.pause:
-        case = Case("sse", NUM_PAUSE_STREAMS, step_ms=arguments.step_ms)
+        case = Case("sse", NUM_PAUSE_STREAMS, step_ms=arguments.step_ms or STEP_MS)
         figures["longest_pause_ms"] = round(asyncio.run(longest_pause_ms(case)), 1)
         print(f"longest pause while {NUM_PROMPT_IDS} prompt ids come in: {figures['longest_pause_ms']} ms")
     if arguments.json is not None:
@@ -246,7 +253,7 @@ def main() -> int:
 
 def _show(figures: dict[str, Any]) -> dict[str, Any]:
     print(
-        f"{figures['case']:<50} {figures['us_per_token']:>7.1f} µs/token  {figures['us_per_delta']:>7.1f} µs/delta"
+        f"{figures['case']:<64} {figures['us_per_token']:>7.1f} µs/token  {figures['us_per_delta']:>7.1f} µs/delta"
         f"  {figures['tokens_per_s_of_all_cores']:>8} tokens/s",
         flush=True,
     )
@@ -257,7 +264,7 @@ def _carried(arguments: argparse.Namespace) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
     for surface in ("grpc", "sse"):
         for num_routers in (1, 2):
-            case = Case(surface, num_routers=num_routers, step_ms=arguments.step_ms)
+            case = Case(surface, num_routers=num_routers, step_ms=arguments.step_ms or STEP_MS)
             streams = asyncio.run(carried(case, arguments.steps, arguments.bound_ms))
             found.setdefault(surface, {})[str(num_routers)] = streams
             print(f"{surface}, {num_routers} router(s): {streams} streams within {arguments.bound_ms:g} ms", flush=True)
