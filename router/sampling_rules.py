@@ -19,6 +19,8 @@ MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 1024
+MAX_LOGIT_BIAS_IDS = 2**14
+"""More would be checked, and copied for each of n answers, while every other stream of the router waits."""
 _INTEGER_KEY = re.compile(r"0|-?[1-9][0-9]{0,18}")
 
 
@@ -110,6 +112,8 @@ def check_logit_bias(value: object, vocab_size: int) -> tuple[tuple[int, float],
         return ()
     if not isinstance(value, Mapping):
         raise InvalidRequest("logit_bias", f"logit_bias must map token ids to numbers, got {show_value(value)}")
+    if len(value) > MAX_LOGIT_BIAS_IDS:
+        raise InvalidRequest("logit_bias", f"logit_bias must hold at most {MAX_LOGIT_BIAS_IDS} ids, got {len(value)}")
     found: dict[int, float] = {}
     for key, bias in value.items():
         number = int(key) if isinstance(key, str) and _INTEGER_KEY.fullmatch(key) is not None else key

@@ -18,6 +18,7 @@ from router.sampling import (
     check_sampling,
     choice_seed,
 )
+from router.sampling_rules import MAX_LOGIT_BIAS_IDS, check_logit_bias
 
 LIMITS = ModelLimits(vocab_size=100, max_model_len=50)
 
@@ -166,6 +167,14 @@ def test_min_tokens_over_max_tokens() -> None:
 def test_chat_cannot_echo() -> None:
     with pytest.raises(InvalidRequest, match="echo"):
         resolve(is_chat=True, echo=True)
+
+
+def test_as_many_biases_as_are_checked_in_no_time() -> None:
+    """Ids of a large vocabulary, each biased, would hold up every other stream while they are checked."""
+    most = {str(token_id): 1 for token_id in range(MAX_LOGIT_BIAS_IDS)}
+    assert len(check_logit_bias(most, 2**17)) == MAX_LOGIT_BIAS_IDS
+    with pytest.raises(InvalidRequest, match=f"at most {MAX_LOGIT_BIAS_IDS} ids, got {MAX_LOGIT_BIAS_IDS + 1}"):
+        check_logit_bias({**most, str(MAX_LOGIT_BIAS_IDS): 1}, 2**17)
 
 
 def test_lists_lose_repeats_and_bias_is_sorted() -> None:
