@@ -1,5 +1,6 @@
 """Constrained requests on both surfaces: the grammar reaches the scheduler, a bad one does not, and none is logged."""
 
+import asyncio
 import json
 import logging
 from pathlib import Path
@@ -38,6 +39,24 @@ async def test_grammars_reach_the_scheduler(model_dir: Path) -> None:
         assert {json.loads(grammar.text).keys() >= SCHEMA.keys() for grammar in asked} == {True}
         await made.http.post("/v1/completions", json={"prompt": "a"})
         assert not made.scheduler.requests[-1].sampling.HasField("grammar")
+
+
+@in_loop
+async def test_f66_what_a_schema_points_at_is_never_fetched(model_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "schema.json").write_text("{}")
+    callers: list[object] = []
+    listener = await asyncio.start_server(lambda reader, writer: callers.append(writer), "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/schema.json"
+    async with stack(model_dir) as made, listener:
+        for place in (url, (tmp_path / "schema.json").as_uri(), str(tmp_path / "schema.json"), "schema.json"):
+            for schema in ({"$ref": place}, {"$schema": place}, {"items": {"$ref": f"{place}#/a"}, "type": "array"}):
+                form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+                body = {"messages": MESSAGES, "response_format": form}
+                answer = await made.http.post("/v1/chat/completions", json=body)
+                assert answer.status_code == 400, schema
+                assert answer.json()["error"]["param"] == "response_format.json_schema.schema"
+        assert callers == []
+        assert made.scheduler.requests == []
 
 
 @in_loop
