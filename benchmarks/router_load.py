@@ -157,15 +157,18 @@ async def _is_ready(port: int) -> bool:
 
 @dataclass
 class Clients:
-    """What clients have read: how many tokens, and how long each was under way, where a feeder says since when."""
+    """What clients have read: how many tokens in how many deltas, and how long each token was under way, where a
+    feeder says since when."""
 
     num_tokens: int = 0
+    num_deltas: int = 0
     feeder: Feeder | None = None
     delays_s: list[float] = field(default_factory=list)
 
-    def read(self, position: int, count: int) -> None:
+    def read(self, position: int, count: int, num_deltas: int = 1) -> None:
         """Tokens of one stream, from `position` on."""
         self.num_tokens += count
+        self.num_deltas += num_deltas
         if self.feeder is not None:
             now = asyncio.get_running_loop().time()
             self.delays_s += [now - at for at in self.feeder.pushed_at[position : position + count]]
@@ -208,7 +211,7 @@ async def read_sse(running: Measured, num_streams: int, clients: Clients) -> Non
         try:
             while data := await reader.read(2**16):
                 count = data.count(b" w")
-                clients.read(position, count)
+                clients.read(position, count, data.count(b"data: "))
                 position += count
         finally:
             writer.close()
