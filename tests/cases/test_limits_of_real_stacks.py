@@ -157,6 +157,16 @@ HOSTILE: dict[str, tuple[dict[str, Any], bool]] = {
     "look-behind-regex": ({"regex": "(?<=x)*"}, False),
     "repeats": ({"regex": "((a{999}){999}){999}"}, False),
     "endless": ({"grammar": "root ::= root"}, False),
+    "endless-lark": ({"grammar": "start: start"}, False),
+    "left-recursion": ({"grammar": 'root ::= root "a" | "a"'}, True),
+    "nothing-fits": ({"regex": "[^\\s\\S]"}, False),
+    "many-repeats": ({"regex": "a{1000000}"}, False),
+    "every-way": ({"json_schema": {"allOf": [{"type": "object"}] * 500}}, True),
+    "long-constant": ({"json_schema": {"const": "x" * 100_000}}, True),
+    "choice-of-itself": (
+        {"json_schema": {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]}}}},
+        True,
+    ),
 }
 
 
