@@ -53,7 +53,7 @@ def _add_option(parser: argparse._ActionsContainer, entry: Option) -> None:
     if entry.info.kind == "positional":
         parser.add_argument(entry.name, nargs="?", default=argparse.SUPPRESS, metavar=entry.label, help=text)
         return
-    if entry.default is not None and entry.info.kind != "repeated":
+    if entry.default not in (None, "") and entry.info.kind != "repeated":
         text += f" (default: {entry.show(entry.default)})"
     settings: dict[str, Any] = {"dest": entry.name, "default": argparse.SUPPRESS, "help": text}
     if entry.type is bool:

@@ -18,6 +18,9 @@ from scheduler_svc.recorder import Recorder
 _LOG = logging.getLogger(__name__)
 
 
+_REMEDY = "give the x-request-id of its answer, or the # and number that `octavo ctl explain` shows"
+
+
 class Unknown(LookupError):
     """Nothing goes by that name; the message says what was looked for, and where."""
 
@@ -48,7 +51,7 @@ class Operators:
             ids += [ended for ended, request_id in engine.calls.ended_names.items() if request_id == name.request_id]
         found = [explanation for each in ids if (explanation := engine.core.explain(each)) is not None]
         if not found:
-            raise Unknown(f"{_shown(name)} is neither live nor among the latest that ended")
+            raise Unknown(f"{_shown(name)} is neither live nor among the latest that ended; {_REMEDY}")
         names, now = {each: replica.hello.name for each, replica in engine.replicas.items()}, engine.now()
         return [explanation_to_wire(explanation, names, now) for explanation in found]
 
@@ -134,7 +137,7 @@ class Operators:
         else:
             found = [call for call in calls.values() if call.request_id == name.request_id]
         if not found:
-            raise Unknown(f"{_shown(name)} is not live")
+            raise Unknown(f"{_shown(name)} is not live; {_REMEDY}")
         return found
 
 

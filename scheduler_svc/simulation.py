@@ -64,6 +64,8 @@ class Run:
     busy_ns: int = 0
     """Time that replicas spent in steps, in all."""
     end_ns: int = 0
+    first_refusal: str = ""
+    """Why the first of those was refused that were; empty: none was."""
     is_complete: bool = True
     """Whether everything ended; else the workload grows without bound or nobody can serve it."""
 
@@ -160,7 +162,8 @@ class Simulation:
         self._live.add(request.sequence_id)
         try:
             self._take(self._core.submit(request, now), now)
-        except Refused:
+        except Refused as refused:
+            self.run_so_far.first_refusal = self.run_so_far.first_refusal or str(refused)
             times.was_refused = True
             times.ended_ns = now
             self._live.discard(request.sequence_id)

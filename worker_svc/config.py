@@ -106,7 +106,9 @@ class WorkerConfig(ObservedOptions, InternalTlsOptions, ScrapedOptions):
     )
     simulate: bool = option(False, "Compute nothing: take as long as --simulated-costs says, and make the text up.")
     simulated_costs: str = option(
-        "", "What a simulated step costs, as name=number,...; see `octavo plan --help` for the names and defaults."
+        "",
+        "What a simulated step costs, as name=number,...; see `octavo plan --help` for the names and defaults. "
+        "output_tokens is the mean length of its answers, 256 when not given.",
     )
 
     def __post_init__(self) -> None:

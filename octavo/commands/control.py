@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from octavo import common_options
+from octavo.addresses import UNIX_PREFIX
 from octavo.internal.v1 import scheduler_pb2_grpc as pb_grpc
 from octavo.options import OptionError
 from octavo.process import StartError
@@ -40,8 +41,9 @@ def add_address(parser: argparse.ArgumentParser) -> None:
 def connect(namespace: argparse.Namespace) -> tuple[grpc.Channel, Any]:
     """A channel to the scheduler that the options of `add_address` name, and the stub of its ControlService.
 
-    Raises StartError for certificates that cannot be used.
+    Raises StartError for what is no address and for certificates that cannot be used.
     """
+    _check_address(namespace.scheduler_address)
     try:
         given = {name: getattr(namespace, f"internal_tls_{name}") for name in ("cert", "key", "ca")}
         common_options.check_mutual_options("--internal-tls", **given)
@@ -54,6 +56,17 @@ def connect(namespace: argparse.Namespace) -> tuple[grpc.Channel, Any]:
     else:
         channel = grpc.secure_channel(namespace.scheduler_address, credentials, options=options)
     return channel, pb_grpc.ControlServiceStub(channel)
+
+
+def _check_address(address: str) -> None:
+    if address.startswith(UNIX_PREFIX):
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not (port.isascii() and port.isdecimal() and 1 <= int(port) <= 65535):
+        raise StartError(
+            f"--scheduler-address {address}: it is neither HOST:PORT with a port from 1 to 65535 nor unix:PATH. "
+            f"Use {DEFAULT_ADDRESS}, or what `octavo serve` printed"
+        )
 
 
 def explain_failure(address: str, error: grpc.RpcError) -> StartError:

@@ -163,6 +163,8 @@ def _decision(decision: pb.Decision) -> str:
 
 
 def _update(stub: Any, namespace: argparse.Namespace) -> int:
+    if namespace.priority is None and namespace.deadline is None:
+        raise StartError("update changes nothing: give --priority N, --deadline SECONDS or both")
     request = pb.UpdateRequest(name=namespace.request, priority=namespace.priority)
     if namespace.deadline is not None:
         request.deadline_ns = int(namespace.deadline * 1e9)
@@ -207,6 +209,7 @@ def _dump(stub: Any, namespace: argparse.Namespace) -> int:
     try:
         Path(namespace.file).write_bytes(data)
     except OSError as error:
-        raise StartError(f"{namespace.file} cannot be written: {error.strerror}") from error
+        remedy = "name a file in a folder that you may write to, or - for the standard output"
+        raise StartError(f"{namespace.file} cannot be written: {error.strerror}; {remedy}") from error
     print(f"wrote {len(data)} bytes to {namespace.file}; see `octavo replay {namespace.file}`")
     return 0

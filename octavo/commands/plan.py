@@ -39,6 +39,8 @@ class Expectation:
     lag_s: float
     """From the last arrival to the last end."""
     is_behind: bool
+    first_refusal: str = ""
+    """Why the first refused request was; empty: none was."""
 
 
 def plan(words: Sequence[str]) -> int:
@@ -71,7 +73,13 @@ def workload(config: PlanConfig) -> list[Entry]:
     if config.trace is not None:
         try:
             return read_entries(Path(config.trace).read_text(encoding="utf-8").splitlines())
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            defect = f"it cannot be read ({error.strerror})"
+            raise OptionError("--trace", config.trace, defect, "Name a file of requests, one a line") from None
+        except UnicodeDecodeError:
+            defect = "it is no text in UTF-8"
+            raise OptionError("--trace", config.trace, defect, "Write one JSON object a line") from None
+        except ValueError as error:
             raise OptionError("--trace", config.trace, str(error), "Write one JSON object a line") from None
     sizes = {}
     for flag, text in (("--prompt-tokens", config.prompt_tokens), ("--output-tokens", config.output_tokens)):
@@ -136,6 +144,7 @@ def simulate(
         busy_share=run.busy_ns / max(1, (run.end_ns - first) * num_replicas),
         lag_s=lag_ns / 1e9,
         is_behind=lag_ns - 2 * alone_ns > _BEHIND * (last - first),
+        first_refusal=run.first_refusal,
     )
 
 
@@ -216,6 +225,12 @@ def report(expectations: Sequence[Expectation]) -> list[str]:
         "after the last came"
         for each in expectations
         if each.is_behind
+    ]
+    lines += [
+        f"{_replicas(each.num_replicas)}: {each.summary.num_refused} requests were refused; the first was "
+        f"{each.first_refusal}"
+        for each in expectations
+        if each.first_refusal
     ]
     return lines
 

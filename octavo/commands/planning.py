@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from octavo.cost_model import parse_costs
+from octavo.cost_model import CostModel, parse_costs
 from octavo.options import Limits, OptionError, argument, check_values, option
 
 _AT_LEAST_ONE = Limits(minimum=1)
+_MEANINGS = {
+    "prefill_tokens_per_s": "prompt tokens computed in a second",
+    "step_ms": "a step without a token",
+    "row_us": "one more decoding row",
+    "kv_token_ns": "one more cached token of a decoding row",
+    "copy_us": "one block between the tiers",
+    "kv_bytes": "KV of one token",
+}
 _COSTS_HELP = (
-    "What a step costs, as name=number,...: prefill_tokens_per_s, step_ms (a step without a token), row_us (one more "
-    "decoding row), kv_token_ns (one more cached token of a decoding row), copy_us (one block between the tiers), "
-    "kv_bytes (KV of one token); `octavo ctl load` shows what a real replica takes."
+    "What a step costs, as name=number,...; names, with meaning and default: "
+    f"{', '.join(f'{name} ({what}; {getattr(CostModel(), name):g})' for name, what in _MEANINGS.items())}. "
+    "`octavo ctl load` shows what a real replica takes."
 )
 
 
@@ -26,7 +34,11 @@ def _check_costs(flag: str, text: str) -> None:
 class PlanConfig:
     """What to expect of how many replicas: the workload, the replica, and what would be good enough."""
 
-    trace: str | None = option(None, "File with one request a line as JSON: at_s, prompt_tokens, output_tokens, ...")
+    trace: str | None = option(
+        None,
+        "File with one request a line as JSON: at_s, prompt_tokens, output_tokens, and if wanted tenant, priority, "
+        "prefix, prefix_tokens.",
+    )
     request_rate: float = option(1.0, "Requests a second, at random (Poisson).", limits=Limits(minimum=1e-6))
     num_requests: int = option(1000, "Requests of a made-up workload.", limits=Limits(1, 10**7))
     prompt_tokens: str = option(

@@ -40,7 +40,8 @@ def replay(words: Sequence[str]) -> int:
         recording = read(Path(config.file).read_bytes())
         return _compare(recording, config, changes) if changes else _repeat(recording)
     except OSError as error:
-        raise StartError(f"{config.file}: {error.strerror or error}") from error
+        remedy = "name a file that `octavo ctl dump FILE` wrote"
+        raise StartError(f"{config.file} cannot be read: {error.strerror or error}; {remedy}") from error
     except RecordingError as error:
         raise StartError(f"{config.file}: {error}") from error
 

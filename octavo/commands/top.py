@@ -61,7 +61,8 @@ def top(words: Sequence[str]) -> int:
         first = ask()
         if namespace.once or not sys.stdout.isatty():
             time.sleep(namespace.interval)
-            print("\n".join(frame(first, ask(), address, 120)))
+            width = shutil.get_terminal_size((120, 24)).columns
+            print("\n".join(frame(first, ask(), address, width)))
         else:
             _watch(first, ask, address, namespace.interval)
     finally:
@@ -82,7 +83,7 @@ def _watch(
                 lines, before = frame(before, now, address, size.columns), now
             except StartError as error:
                 lines = [str(error)]
-            _draw(sys.stdout, lines[: size.lines - 1], size.columns)
+            _draw(sys.stdout, cut(lines, size.lines - 1), size.columns)
 
 
 @contextmanager
@@ -128,11 +129,19 @@ def frame(before: pb.GetStatisticsResponse, now: pb.GetStatisticsResponse, addre
     seconds = max(1e-9, (now.now_ns - before.now_ns) / 1e9)
     earlier = {replica.name: replica for replica in before.replicas}
     changes = [_Change(earlier.get(replica.name), replica, seconds) for replica in now.replicas]
-    lines = [_head(now, changes, address), "", *_queues(before, now)]
+    lines = [*_head(now, changes, address, width), "", *_queues(before, now, width)]
     lines += _tenants(now)
+    lines += ["", *_limits(changes, width)]
     lines += ["", *_replicas(changes, width)]
-    lines += ["", *_limits(changes)]
     return lines
+
+
+def cut(lines: Sequence[str], height: int) -> Sequence[str]:
+    """As many lines as a terminal of that height shows; the last one says how many more there are."""
+    if len(lines) <= height:
+        return lines
+    num_shown = max(0, height - 1)
+    return [*lines[:num_shown], f"... {len(lines) - num_shown} more lines; see `octavo ctl replicas`"][:height]
 
 
 class _Change:
@@ -159,18 +168,32 @@ def grown(before: Mapping[str, int], now: Mapping[str, int]) -> Counter[str]:
     return Counter({name: count - before.get(name, 0) for name, count in now.items() if count > before.get(name, 0)})
 
 
-def _head(now: pb.GetStatisticsResponse, changes: Sequence[_Change], address: str) -> str:
+def _head(now: pb.GetStatisticsResponse, changes: Sequence[_Change], address: str, width: int) -> list[str]:
     output = sum(change.rate("num_sampled_tokens") for change in changes)
     computed = sum(change.rate("num_computed_tokens") for change in changes)
     preempted = sum(change.rate("num_preemptions") for change in changes)
     starting = f", {len(now.starting)} starting" if now.starting else ""
-    return (
-        f"octavo scheduler {address}: {len(now.replicas)} replicas{starting}, {now.num_routers} routers   "
-        f"output {output:.0f} tok/s   computed {computed:.0f} tok/s   preempted {preempted:.1f}/s"
-    )
+    replicas, routers = _counted(len(now.replicas), "replica"), _counted(now.num_routers, "router")
+    parts = [f"octavo scheduler {address}: {replicas}{starting}, {routers}", f"output {output:.0f} tok/s"]
+    return flow([*parts, f"computed {computed:.0f} tok/s", f"preempted {preempted:.1f}/s"], "   ", width)
 
 
-def _queues(before: pb.GetStatisticsResponse, now: pb.GetStatisticsResponse) -> list[str]:
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def flow(parts: Sequence[str], between: str, width: int) -> list[str]:
+    """The parts one after another on lines of at most `width`, where a part fits one; later lines are indented."""
+    lines = [parts[0]]
+    for part in parts[1:]:
+        if len(lines[-1]) + len(between) + len(part) <= width:
+            lines[-1] += between + part
+        else:
+            lines.append(f"  {part}")
+    return lines
+
+
+def _queues(before: pb.GetStatisticsResponse, now: pb.GetStatisticsResponse, width: int) -> list[str]:
     earlier = {queue.model: queue.num_waiting for queue in before.queues}
     lines = []
     for queue in now.queues:
@@ -180,11 +203,9 @@ def _queues(before: pb.GetStatisticsResponse, now: pb.GetStatisticsResponse) -> 
         )
         lines.append(f"queue {queue.model}: {queue.num_waiting} waiting ({change:+d}){pace}")
     refused = ", ".join(f"{count} {reason}" for reason, count in sorted(now.num_refused.items())) or "none"
-    lines.append(
-        f"waiting tokens {now.num_waiting_tokens}   following another's prompt {now.num_following}   "
-        f"refused {refused}   past their deadline {now.num_expired}"
-    )
-    return lines
+    totals = [f"waiting tokens {now.num_waiting_tokens}", f"following another's prompt {now.num_following}"]
+    totals += [f"refused {refused}", f"past their deadline {now.num_expired}"]
+    return lines + flow(totals, "   ", width)
 
 
 def _tenants(now: pb.GetStatisticsResponse) -> list[str]:
@@ -209,14 +230,19 @@ def _replicas(changes: Sequence[_Change], width: int) -> list[str]:
         "state",
         "running",
         "KV  # held = cached",
+        "preempt",
         "host",
         "out tok/s",
         "tok/s",
         "step",
         "cached",
-        "preempt",
     )
-    return columns([head, *(_replica(change, bar_width) for change in changes)])
+    rows = [head, *(_replica(change, bar_width) for change in changes)]
+    whole = columns(rows)
+    if max(map(len, whole)) <= width:
+        return whole
+    # Each replica on two lines, rather than half of it nowhere.
+    return [*columns([row[:5] for row in rows]), "", *columns([row[:1] + row[5:] for row in rows])]
 
 
 def _replica(change: _Change, bar_width: int) -> tuple[str, ...]:
@@ -228,12 +254,12 @@ def _replica(change: _Change, bar_width: int) -> tuple[str, ...]:
         state_of(now) + (" keeps room" if now.has_kept_room else ""),
         f"{now.num_running}/{now.num_slots}" + (f" ({now.num_prefilling} prefill)" if now.num_prefilling else ""),
         bar(now.num_used_blocks, now.num_cached_blocks, now.num_blocks, bar_width),
+        str(now.num_preemptions),
         bar(0, now.num_cached_host_blocks, now.num_host_blocks, bar_width // 2) if now.num_host_blocks else "-",
         f"{change.rate('num_sampled_tokens'):.0f}",
         f"{computed:.0f}",
         f"{1e3 / steps:.1f} ms" if steps > 0 else "-",
         f"{cached / (cached + computed):.0%}" if cached + computed > 0 else "-",
-        str(now.num_preemptions),
     )
 
 
@@ -247,17 +273,21 @@ def bar(num_held: int, num_cached: int, num_all: int, width: int) -> str:
     return f"[{'#' * held}{'=' * cached}{'.' * (width - held - cached)}] {share:.0%}"
 
 
-def _limits(changes: Sequence[_Change]) -> list[str]:
+def _limits(changes: Sequence[_Change], width: int) -> list[str]:
     """Why steps were no bigger, since the earlier look and since the start."""
     recent: Counter[str] = Counter()
     always: Counter[str] = Counter()
     for change in changes:
         recent += change.growth("num_steps_by_limit")
         always.update(change.now.num_steps_by_limit)
-    return [f"steps no bigger because of   now: {_shares(recent)}", f"{'':26} always: {_shares(always)}"]
+    lines = []
+    for when, counts in (("steps no bigger because of   now:", recent), (f"{'':26} always:", always)):
+        first, *others = _shares(counts)
+        lines += flow([f"{when} {first}", *others], ", ", width)
+    return lines
 
 
-def _shares(counts: Counter[str]) -> str:
+def _shares(counts: Counter[str]) -> list[str]:
     total = counts.total()
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{name} {count / total:.0%}" for name, count in ordered) or "no step was made"
+    return [f"{name} {count / total:.0%}" for name, count in ordered] or ["no step was made"]

@@ -116,8 +116,8 @@ def test_an_operators_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
             ("cancel", "nobody"): "request 'nobody' is not live",
             ("drain", "nobody"): "no replica is called 'nobody'; attached are worker-1",
             ("undrain", "nobody"): "no replica is called 'nobody'; attached are worker-1",
-            ("update", "r1"): "neither priority nor deadline_ns is set",
-            ("dump", "/nonexistent/x"): "/nonexistent/x cannot be written",
+            ("dump", "/nonexistent/x"): "/nonexistent/x cannot be written: No such file or directory; name a file in a",
+            ("update", "r1"): "give --priority N, --deadline SECONDS or both",
         }
         for words, answer in refused.items():
             assert main(["ctl", "--scheduler-address", server.address, *words]) == 1
@@ -139,6 +139,15 @@ def test_an_operators_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_where_no_scheduler_is(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command[0], "--scheduler-address", "127.0.0.1:1", *command[1:]]) == 1
     assert "no scheduler answers at 127.0.0.1:1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("address", ["nonsense", "host:", ":8002", "127.0.0.1:99999", "127.0.0.1:0", "host:port", ""])
+@pytest.mark.parametrize("command", [["ctl", "replicas"], ["top", "--once"]])
+def test_what_is_no_address_is_said_so(command: list[str], address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command[0], "--scheduler-address", address, *command[1:]]) == 1
+    told = capsys.readouterr().err
+    assert f"--scheduler-address {address}: it is neither HOST:PORT" in told
+    assert "Use 127.0.0.1:8002" in told
 
 
 def replica(name: str = "a", **fields: Any) -> pb.Replica:
@@ -176,7 +185,7 @@ def test_rates_are_of_the_time_between_two_looks() -> None:
         num_following=2,
         num_expired=1,
     )
-    text = "\n".join(top.frame(before, now, "here:1", 120))
+    text = "\n".join(top.frame(before, now, "here:1", 128))
     assert "output 100 tok/s   computed 500 tok/s   preempted 2.0/s" in text
     assert "queue m: 7 waiting (+7), one starts every 0.25 s" in text
     assert "following another's prompt 2   refused 3 queue full   past their deadline 1" in text
@@ -210,6 +219,43 @@ def test_tenants_are_shown_where_there_are_several() -> None:
     assert "no replica is attached" in text
     assert "no step was made" in text
     assert "tenants" not in "\n".join(top.frame(load(0), load(1, tenants=tenants[:1]), "x", 100))
+
+
+@pytest.mark.parametrize("width", [10, 40, 80, 200])
+def test_a_screen_shows_everything_at_any_width(width: int) -> None:
+    """What does not fit beside the rest goes below it: at 80 columns no line is longer, and nothing is cut off."""
+    limits = {"blocks": 7, "slots": 5, "token budget": 3, "nothing waiting": 2, "prefill cap": 1}
+    busy = {
+        "num_running": 8,
+        "num_prefilling": 2,
+        "num_preemptions": 4711,
+        "num_host_blocks": 10,
+        "has_kept_room": True,
+    }
+    now = load(1, *(replica(f"w{n}", **busy, num_steps_by_limit=limits) for n in range(3)), num_routers=1)
+    lines = top.frame(load(0), now, "127.0.0.1:8002", width)
+    text = "\n".join(lines)
+    for word in (
+        "3 replicas, 1 router",
+        "preempted",
+        "4711",
+        "out tok/s",
+        "cached",
+        "prefill cap 6%",
+        "past their deadline",
+    ):
+        assert word in text
+    assert width < 80 or max(map(len, lines)) <= width
+
+
+def test_a_low_screen_says_what_it_leaves_out_and_shows_the_whole_first() -> None:
+    now = load(1, *(replica(f"w{n}", num_steps_by_limit={"slots": 1}) for n in range(100)))
+    lines = top.frame(load(0), now, "127.0.0.1:8002", 80)
+    shown = top.cut(lines, 23)
+    assert len(shown) == 23
+    assert "always: slots 100%" in "\n".join(shown)
+    assert shown[-1] == f"... {len(lines) - 22} more lines; see `octavo ctl replicas`"
+    assert (top.cut(lines, len(lines)), len(top.cut(lines, 1)), len(top.cut(lines, 0))) == (lines, 1, 0)
 
 
 def test_a_bar_shows_what_is_held_and_what_is_findable() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from random import Random
@@ -175,7 +176,11 @@ def test_the_command_prints_tables_and_a_verdict(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--trace", "/nonexistent"], "--trace /nonexistent"),
+        (
+            ["--trace", "/nonexistent"],
+            "--trace /nonexistent: it cannot be read (No such file or directory). Name a file",
+        ),
+        (["--trace", "/"], "--trace /: it cannot be read (Is a directory). Name a file"),
         (["--prompt-tokens", "many"], "--prompt-tokens many"),
         (["--costs", "speed=1"], "--costs speed=1"),
         (["--kv-cache-memory", "1MiB", "--costs", "kv_bytes=1e9"], "holds no block"),
@@ -187,6 +192,32 @@ def test_bad_options_are_answered(options: list[str], words: str, capsys: pytest
         main(["plan", *options])
     assert caught.value.code == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_trace_that_is_no_text_is_said_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace"
+    trace.write_bytes(b"\xff\x00")
+    with pytest.raises(SystemExit):
+        main(["plan", "--trace", str(trace)])
+    assert "it is no text in UTF-8. Write one JSON object a line" in capsys.readouterr().err
+
+
+def test_why_requests_are_refused_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--num-requests", "5", "--num-kv-blocks", "4"]) == 0
+    told = capsys.readouterr().out
+    assert "1 replica: 5 requests were refused; the first was too long" in told
+    assert "give the worker more KV memory" in told
+
+
+def test_the_help_tells_every_cost_and_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    for field in dataclasses.fields(CostModel):
+        if field.name != "output_tokens":  # whoever plans says how long answers are
+            assert f"{field.name} (" in told
+            assert f"; {field.default:g})" in told
+    assert "(default: )" not in told
 
 
 def test_a_summary_of_nothing_is_zero() -> None:

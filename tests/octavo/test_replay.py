@@ -128,7 +128,9 @@ def test_a_file_is_needed(words: list[str], capsys: pytest.CaptureFixture[str]) 
     except SystemExit as left:
         status = int(str(left.code))
     assert status == (1 if words else 2)
-    assert "octavo replay: " in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "octavo replay: " in told
+    assert "`octavo ctl dump FILE`" in told
 
 
 def test_costs_are_fitted_to_steps() -> None:
