@@ -46,6 +46,16 @@ def test_followers_wait_for_what_they_share_and_no_longer() -> None:
     house.check_outcomes()
 
 
+def test_a_follower_may_be_longer_than_its_leader() -> None:
+    house = roomy()
+    leader, follower = house.submit(range(37), max_tokens=2), house.submit(range(60), max_tokens=2)
+    house.make_plan()
+    assert (leader.is_running, follower.is_running) == (True, False)
+    house.drain()
+    house.check_outcomes()
+    assert cached(follower) == 36
+
+
 def test_the_queue_goes_on_behind_followers() -> None:
     house = roomy()
     for _ in range(20):  # more than are looked at when they do not fit
@@ -154,10 +164,10 @@ def test_followers_go_where_their_leader_is() -> None:
     house = House()
     for replica_id in (1, 2):
         house.attach(spec(replica_id, num_device_blocks=60, num_slots=8, max_step_tokens=20))
-    leader = house.submit(range(37), max_tokens=2)
+    leader = house.submit(range(60), max_tokens=2)
     house.step(2)
-    house.make_plan(2)  # half is there, the other half is on its way
-    follower = house.submit(range(37), max_tokens=2)
+    house.make_plan(2)  # a third is there, the rest on its way: more than the load of the leader is worth
+    follower = house.submit(range(60), max_tokens=2)
     assert house.plan(1).limited_by is Limit.PLACEMENT
     house.drain()
     house.check_outcomes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from scheduler_svc.core.host_tier import HostTier
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.statistics import ReplicaStatistics
 from scheduler_svc.core.types import CoreLimits, FinishReason, Preempted, Scheduled
@@ -66,6 +67,21 @@ def test_the_host_forgets_the_longest_unused() -> None:
     assert load(house).num_cached_host_blocks == 4
     again = run_one(house, list(range(28)))  # blocks are evicted from its end, so its beginning came last
     assert first_start(again).cached_tokens == 4 + 16
+
+
+def test_what_is_evicted_again_was_used_again() -> None:
+    tier = HostTier(2)
+    for digest, block in ((b"old", 1), (b"other", 2), (b"old", 3), (b"new", 4)):
+        tier.demote(digest, block)
+    assert tier.find(b"old") is not None
+    assert tier.find(b"other") is None
+
+
+def test_what_is_forgotten_before_its_plan_is_not_copied() -> None:
+    tier = HostTier(2)
+    tier.demote(b"wrong", 1)
+    tier.forget(b"wrong")
+    assert tier.take_copies().num_blocks == 0
 
 
 def test_copies_of_one_plan_may_cross() -> None:
