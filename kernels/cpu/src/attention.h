@@ -58,8 +58,6 @@ static void run_share(const octavo::AttentionArgs& a, const Geometry& g, const S
     attend_partition<Path>(a, g, share.task, share.partition, then, queries, share.states, share.o);
 }
 
-INLINE bool has_few_rows(const Task& task) { return asks_ahead(task.end - task.begin); }
-
 // As parallel_for over tasks, of which those with few rows are drawn together with their neighbours: body(i, next),
 // where `next` is what the thread does after i, or i again.
 template <class IsFew, class Body>

@@ -10,7 +10,7 @@ INLINE I16 broadcast_pair(const uint16_t* p) {
     return iset1(word);
 }
 
-template <int ROWS, int TILES>
+template <int ROWS, int TILES, bool AHEAD>
 static void score_block_dot(const uint16_t* const* queries, const uint16_t* const* tiles, const int* positions, int dim,
                             int64_t to_values, float* const* to) {
     F16 sums[ROWS][TILES];
@@ -19,7 +19,7 @@ static void score_block_dot(const uint16_t* const* queries, const uint16_t* cons
 #pragma GCC unroll 8
         for (int t = 0; t < TILES; t++) sums[r][t] = zero();
     for (int i = 0; i < dim / 2; i++) {
-        if constexpr (asks_ahead(ROWS))
+        if constexpr (AHEAD)
             for (int t = 0; t < TILES; t++) fetch<2 * kLanes>(tiles[t] + to_values + i * 2 * kLanes);
         I16 keys[TILES];
 #pragma GCC unroll 8
@@ -53,7 +53,7 @@ INLINE void accumulate_dot(F16 (&sums)[ROWS][VECTORS], const uint16_t* const* we
     }
 }
 
-template <int ROWS, int VECTORS>
+template <int ROWS, int VECTORS, bool AHEAD>
 static void value_block_dot(const uint16_t* const* weights, const PartitionView<uint16_t>& view, int begin, int end,
                             int d, int dim, float* const* to) {
     F16 sums[ROWS][VECTORS];
@@ -68,7 +68,7 @@ static void value_block_dot(const uint16_t* const* weights, const PartitionView<
         position += 2;
     }
     for (; position + 1 < end; position += 2) {
-        if constexpr (asks_ahead(ROWS)) fetch_next<VECTORS>(view, position / 2, d, dim);
+        if constexpr (AHEAD) fetch_next<VECTORS>(view, position / 2, d, dim);
         accumulate_dot<ROWS, VECTORS>(sums, weights, position, view.pairs[position / 2], d, iset1(-1));
     }
     if (position < end) accumulate_dot<ROWS, VECTORS>(sums, weights, position, view.pairs[position / 2], d, iset1(low));
@@ -82,15 +82,15 @@ struct DotPath {
     using Kv = KvBf16;
     using Query = uint16_t;
     using Weight = uint16_t;
-    template <int ROWS, int TILES>
+    template <int ROWS, int TILES, bool AHEAD>
     INLINE void scores(const Query* const* queries, const uint16_t* const* tiles, const int* positions, int dim,
                        int64_t to_values, float* const* to) {
-        score_block_dot<ROWS, TILES>(queries, tiles, positions, dim, to_values, to);
+        score_block_dot<ROWS, TILES, AHEAD>(queries, tiles, positions, dim, to_values, to);
     }
-    template <int ROWS, int VECTORS>
+    template <int ROWS, int VECTORS, bool AHEAD>
     INLINE void values(const Weight* const* weights, const PartitionView<uint16_t>& view, int begin, int end, int d,
                        int dim, float* const* to) {
-        value_block_dot<ROWS, VECTORS>(weights, view, begin, end, d, dim, to);
+        value_block_dot<ROWS, VECTORS, AHEAD>(weights, view, begin, end, d, dim, to);
     }
     INLINE F16 keep_weights(Weight* to, F16 weights) {
         I16 rounded = to_bf16(weights);

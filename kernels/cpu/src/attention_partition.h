@@ -7,6 +7,8 @@
 #include "rope.h"
 
 constexpr int kMaxTaskRows = 48;
+// Of a task that asks ahead. More stay with a tile long enough for the processor's own prefetching.
+constexpr int kFewRows = 16;
 
 // The rows [begin, end) of one batch row and KV head; row i is query token i / group, head i % group of the group.
 struct Task {
@@ -19,6 +21,8 @@ struct RowState {
     float max, sum;
     bool started;
 };
+
+INLINE bool has_few_rows(const Task& task) { return task.end - task.begin <= kFewRows; }
 
 INLINE int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
 
@@ -100,27 +104,27 @@ INLINE void fill_next(PartitionView<T>& view, const octavo::AttentionArgs& a, co
     }
 }
 
-template <class Path, int ROWS>
+template <class Path, int ROWS, bool AHEAD>
 static void score_rows(const typename Path::Query* const* queries, const PartitionView<typename Path::Kv::T>& view,
                        int dim, int64_t to_values, float* const* to) {
     constexpr int kTiles = score_tiles(ROWS);
     int t = 0;
     for (; t + kTiles <= view.num_tiles; t += kTiles)
-        Path::template scores<ROWS, kTiles>(queries, view.tiles + t, view.tile_positions + t, dim, to_values, to);
+        Path::template scores<ROWS, kTiles, AHEAD>(queries, view.tiles + t, view.tile_positions + t, dim, to_values, to);
     for (; t < view.num_tiles; t++)
-        Path::template scores<ROWS, 1>(queries, view.tiles + t, view.tile_positions + t, dim, to_values, to);
+        Path::template scores<ROWS, 1, AHEAD>(queries, view.tiles + t, view.tile_positions + t, dim, to_values, to);
 }
 
-template <class Path, int ROWS>
+template <class Path, int ROWS, bool AHEAD>
 static void value_rows(const typename Path::Weight* const* weights, const PartitionView<typename Path::Kv::T>& view,
                        Range range, int dim, float* const* to) {
     constexpr int kVectors = value_vectors(ROWS);
     if (range.begin >= range.end) return;
     int d = 0;
     for (; d + kVectors * kLanes <= dim; d += kVectors * kLanes)
-        Path::template values<ROWS, kVectors>(weights, view, range.begin, range.end, d, dim, to);
+        Path::template values<ROWS, kVectors, AHEAD>(weights, view, range.begin, range.end, d, dim, to);
     for (; d < dim; d += kLanes)
-        Path::template values<ROWS, 1>(weights, view, range.begin, range.end, d, dim, to);
+        Path::template values<ROWS, 1, AHEAD>(weights, view, range.begin, range.end, d, dim, to);
 }
 
 // Weights of one row in place of its scores; returns the exponent of their common factor and their sum.
@@ -184,7 +188,7 @@ struct TileResult {
 
 // Values of a tile: the positions that all its rows see are summed together, what a row sees before and after alone.
 // The borders are even, so that pairs stay whole.
-template <class Path, int ROWS>
+template <class Path, int ROWS, bool AHEAD>
 INLINE void tile_values(const typename Path::Weight* const* weights, const PartitionView<typename Path::Kv::T>& view,
                         const Range* ranges, int dim, float* const* o) {
     int begin = 0, end = kPartition;
@@ -196,19 +200,19 @@ INLINE void tile_values(const typename Path::Weight* const* weights, const Parti
     for (int r = 0; r < ROWS; r++) same = same && ranges[r].begin == begin && ranges[r].end == end;
     if (!same) begin = (begin + 1) / 2 * 2, end = end / 2 * 2;
     if (begin >= end) {
-        for (int r = 0; r < ROWS; r++) value_rows<Path, 1>(weights + r, view, ranges[r], dim, o + r);
+        for (int r = 0; r < ROWS; r++) value_rows<Path, 1, AHEAD>(weights + r, view, ranges[r], dim, o + r);
         return;
     }
     if (!same)
         for (int r = 0; r < ROWS; r++)
-            if (ranges[r].begin < begin) value_rows<Path, 1>(weights + r, view, {ranges[r].begin, begin}, dim, o + r);
-    value_rows<Path, ROWS>(weights, view, {begin, end}, dim, o);
+            if (ranges[r].begin < begin) value_rows<Path, 1, AHEAD>(weights + r, view, {ranges[r].begin, begin}, dim, o + r);
+    value_rows<Path, ROWS, AHEAD>(weights, view, {begin, end}, dim, o);
     if (!same)
         for (int r = 0; r < ROWS; r++)
-            if (end < ranges[r].end) value_rows<Path, 1>(weights + r, view, {end, ranges[r].end}, dim, o + r);
+            if (end < ranges[r].end) value_rows<Path, 1, AHEAD>(weights + r, view, {end, ranges[r].end}, dim, o + r);
 }
 
-template <class Path, int ROWS>
+template <class Path, int ROWS, bool AHEAD>
 static void attend_tile(const octavo::AttentionArgs& a, const Geometry& g, const typename Path::Query* queries,
                         const PartitionView<typename Path::Kv::T>& view, const Range* ranges, TileResult& result) {
     alignas(64) float scores[ROWS][kScoreStride];
@@ -222,7 +226,7 @@ static void attend_tile(const octavo::AttentionArgs& a, const Geometry& g, const
         o[r] = result.o[r];
         for (int d = 0; d < g.dim; d += kLanes) store(o[r] + d, zero());
     }
-    score_rows<Path, ROWS>(query_rows, view, g.dim, padded_positions(a.kv) * g.dim, score_to);
+    score_rows<Path, ROWS, AHEAD>(query_rows, view, g.dim, padded_positions(a.kv) * g.dim, score_to);
     for (int r = 0; r < ROWS; r++) {
         auto to = sizeof(typename Path::Weight) == 2 ? static_cast<void*>(rounded[r]) : static_cast<void*>(score_to[r]);
         weights[r] = static_cast<typename Path::Weight*>(to);
@@ -231,15 +235,15 @@ static void attend_tile(const octavo::AttentionArgs& a, const Geometry& g, const
             result.states[r] =
                 softmax_row<Path>(score_to[r], static_cast<typename Path::Weight*>(to), ranges[r], g.scale_log2, a);
     }
-    tile_values<Path, ROWS>(weights, view, ranges, g.dim, o);
+    tile_values<Path, ROWS, AHEAD>(weights, view, ranges, g.dim, o);
 }
 
-template <class Path, int ROWS = 1>
+template <class Path, bool AHEAD, int ROWS = 1>
 INLINE void attend_rows(int rows, const octavo::AttentionArgs& a, const Geometry& g,
                         const typename Path::Query* queries, const PartitionView<typename Path::Kv::T>& view,
                         const Range* ranges, TileResult& result) {
-    if (rows == ROWS) return attend_tile<Path, ROWS>(a, g, queries, view, ranges, result);
-    if constexpr (ROWS < kMaxTileRows) attend_rows<Path, ROWS + 1>(rows, a, g, queries, view, ranges, result);
+    if (rows == ROWS) return attend_tile<Path, ROWS, AHEAD>(a, g, queries, view, ranges, result);
+    if constexpr (ROWS < kMaxTileRows) attend_rows<Path, AHEAD, ROWS + 1>(rows, a, g, queries, view, ranges, result);
 }
 
 // One partition of all rows of a task, folded into states[row], o[row * dim ..]. `next` will be read after it.
@@ -263,8 +267,12 @@ static void attend_partition(const octavo::AttentionArgs& a, const Geometry& g, 
         }
         if (all.begin >= all.end) continue;
         fill_view(view, a, task, start, all);
-        if (asks_ahead(end - begin)) fill_next(view, a, next);
-        attend_rows<Path>(end - begin, a, g, queries + begin * g.dim, view, ranges + begin, result);
+        if (has_few_rows(task)) {
+            fill_next(view, a, next);
+            attend_rows<Path, true>(end - begin, a, g, queries + begin * g.dim, view, ranges + begin, result);
+        } else {
+            attend_rows<Path, false>(end - begin, a, g, queries + begin * g.dim, view, ranges + begin, result);
+        }
         for (int r = begin; r < end; r++)
             if (result.states[r - begin].started)
                 fold(states[r], o + r * g.dim, result.states[r - begin], result.o[r - begin], g.dim);

@@ -25,9 +25,8 @@ constexpr int score_tiles(int) { return 1; }
 constexpr int value_vectors(int) { return 1; }
 #endif
 
-// Fewer rows than a whole tile's compute faster than memory brings what they read, so they ask for the next of it as
-// they go: blocks lie anywhere, and the processor cannot guess where. More rows stay with a tile long enough.
-constexpr bool asks_ahead(int rows) { return rows < kMaxTileRows; }
+// Few rows compute faster than memory brings what they read. Products with AHEAD ask for the next of it as they go, for
+// blocks lie anywhere and the processor cannot guess where: scores for values, values for the keys of view.next_tiles.
 
 // Asks for COUNT elements. A few at a time, between other work: many at once keep the loads of that work waiting.
 template <int COUNT, class T>
@@ -60,7 +59,7 @@ INLINE void add_scores(F16 (&sums)[ROWS][TILES], const float* const (&queries)[R
 }
 
 // Scores of ROWS queries against TILES tiles: to[r][position of the tile + lane]. Values lie `to_values` behind keys.
-template <class Kv, int ROWS, int TILES>
+template <class Kv, int ROWS, int TILES, bool AHEAD>
 static void score_block(const float* const* query_rows, const typename Kv::T* const* tile_list, const int* positions,
                         int dim, int64_t to_values, float* const* to) {
     F16 sums[ROWS][TILES];
@@ -75,7 +74,7 @@ static void score_block(const float* const* query_rows, const typename Kv::T* co
         for (int t = 0; t < TILES; t++) sums[r][t] = zero();
     }
     for (int i = 0; i < dim / 2; i++) {
-        if constexpr (asks_ahead(ROWS))
+        if constexpr (AHEAD)
             for (int t = 0; t < TILES; t++) fetch<2 * kLanes>(tiles[t] + to_values + i * 2 * kLanes);
         add_scores<Kv, 0>(sums, queries, tiles, i);
         forget_loads();
@@ -106,7 +105,7 @@ INLINE void fetch_next(const PartitionView<T>& view, int j, int d, int dim) {
 }
 
 // to[r][d .. d + 16 * VECTORS) += sum over positions [begin, end) of weights[r][position] * value; begin < end.
-template <class Kv, int ROWS, int VECTORS>
+template <class Kv, int ROWS, int VECTORS, bool AHEAD>
 static void value_block(const float* const* weight_rows, const PartitionView<typename Kv::T>& view, int begin, int end,
                         int d, int dim, float* const* to) {
     F16 sums[ROWS][VECTORS];
@@ -124,7 +123,7 @@ static void value_block(const float* const* weight_rows, const PartitionView<typ
     }
     for (; j < end / 2; j++) {
         const typename Kv::T* pair = view.pairs[j];
-        if constexpr (asks_ahead(ROWS)) fetch_next<VECTORS>(view, j, d, dim);
+        if constexpr (AHEAD) fetch_next<VECTORS>(view, j, d, dim);
         add_values<Kv, 0>(sums, weights, pair, j, d, dim);
         forget_loads();
         add_values<Kv, 1>(sums, weights, pair, j, d, dim);
@@ -142,15 +141,15 @@ struct FmaPath {
     using Kv = Cache;
     using Query = float;
     using Weight = float;
-    template <int ROWS, int TILES>
+    template <int ROWS, int TILES, bool AHEAD>
     INLINE void scores(const Query* const* queries, const typename Kv::T* const* tiles, const int* positions, int dim,
                        int64_t to_values, float* const* to) {
-        score_block<Kv, ROWS, TILES>(queries, tiles, positions, dim, to_values, to);
+        score_block<Kv, ROWS, TILES, AHEAD>(queries, tiles, positions, dim, to_values, to);
     }
-    template <int ROWS, int VECTORS>
+    template <int ROWS, int VECTORS, bool AHEAD>
     INLINE void values(const Weight* const* weights, const PartitionView<typename Kv::T>& view, int begin, int end,
                        int d, int dim, float* const* to) {
-        value_block<Kv, ROWS, VECTORS>(weights, view, begin, end, d, dim, to);
+        value_block<Kv, ROWS, VECTORS, AHEAD>(weights, view, begin, end, d, dim, to);
     }
     // The weight as it will be multiplied, also for the sum of weights.
     INLINE F16 keep_weights(Weight* to, F16 weights) {
