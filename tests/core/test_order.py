@@ -38,6 +38,15 @@ def test_fcfs_looks_at_neither_priority_nor_deadline() -> None:
     assert started(streams) == ["first", "urgent"]
 
 
+def test_under_fcfs_not_even_who_came_before_it_displaces_one_that_runs() -> None:
+    house = one_by_one(SchedulingPolicy.FCFS)
+    running = house.submit([9], max_tokens=9, priority=5)
+    house.step()
+    older = house.submit([1], max_tokens=1, priority=-3, age_ns=10**6)
+    house.step()
+    assert (running.is_running, older.is_running) == (True, False)
+
+
 def test_among_equals_the_earliest_deadline_goes_first_and_priority_before_it() -> None:
     house = one_by_one()
     streams = {
@@ -50,6 +59,16 @@ def test_among_equals_the_earliest_deadline_goes_first_and_priority_before_it() 
     house.drain()
     house.check_outcomes()
     assert started(streams) == ["better", "early", "late", "none", "worse"]
+
+
+def test_of_equal_deadlines_who_came_first_goes_first() -> None:
+    house = one_by_one()
+    streams = {
+        "later": house.submit([1], max_tokens=1, deadline_ns=10**9),
+        "first": house.submit([2], max_tokens=1, deadline_ns=10**9, age_ns=5000),
+    }
+    house.drain()
+    assert started(streams) == ["first", "later"]
 
 
 @pytest.mark.parametrize("better", [0, 1, 2])

@@ -92,12 +92,15 @@ def test_strictly_better_work_displaces_for_a_slot() -> None:
 
 def test_equal_work_is_not_displaced_for_an_earlier_deadline() -> None:
     house = House()
-    house.attach(spec(num_slots=2))
-    equal, worse = (house.submit([n, n], max_tokens=9, priority=n) for n in (0, 1))
+    house.attach(spec(num_device_blocks=8, max_step_tokens=40))
+    equal = house.submit(range(12), max_tokens=3)
+    house.submit([40], max_tokens=9, priority=1)
     house.step()
-    urgent = [house.submit([n, n], max_tokens=3, deadline_ns=10**9) for n in (3, 4)]
+    urgent = house.submit(range(12, 36), max_tokens=1, deadline_ns=10**9)  # six blocks: the worse one alone makes five
     house.step()
-    assert [stream.is_running for stream in (equal, worse, *urgent)] == [True, False, True, False]
+    assert (equal.is_running, urgent.is_running) == (True, False)
+    house.drain()
+    house.check_outcomes(num_cache_tokens=32)
 
 
 def test_better_work_displaces_for_blocks_only_if_that_suffices() -> None:
@@ -140,6 +143,33 @@ def test_tokens_of_a_displaced_row_go_to_the_one_that_displaced_it(num_tokens: i
     house.submit(range(40, 60), max_tokens=1, priority=0)
     plan = house.make_plan()
     assert (list(plan.row_starts), list(plan.row_counts)) == ([0], [share])
+    house.drain()
+    house.check_outcomes()
+
+
+def test_one_without_tokens_in_the_step_is_not_displaced_for_its_slot_alone() -> None:
+    house = House()
+    house.attach(spec(num_slots=2, max_step_tokens=2))
+    house.submit([1], max_tokens=1, priority=2)
+    filling = house.submit([2, 3, 4], max_tokens=9)
+    house.make_plan()
+    better = house.submit([5], max_tokens=1, priority=1)
+    assert list(house.make_plan().row_counts) == [2]
+    assert (better.is_running, filling.is_running) == (False, True)
+    house.drain()
+    house.check_outcomes()
+
+
+def test_one_without_tokens_in_the_step_makes_a_slot_but_no_tokens() -> None:
+    house = House()
+    house.attach(spec(num_slots=2, max_step_tokens=2))
+    house.submit([1], max_tokens=1, priority=2)
+    filling = house.submit([2, 3, 4], max_tokens=9, priority=1)
+    house.make_plan()  # a token of each; the first waits for its last answer now
+    better = house.submit([5], max_tokens=1)
+    plan = house.make_plan()  # the two tokens would be the filling one's
+    assert (better.is_running, filling.is_running) == (True, False)
+    assert list(plan.row_counts) == [1]
     house.drain()
     house.check_outcomes()
 
