@@ -131,6 +131,14 @@ def test_tenants_without_work_or_debt_are_forgotten() -> None:
     assert len(queue.served()) < 200
 
 
+def test_places_are_told_by_weight() -> None:
+    queue = FairQueue({"b": 2.0})
+    sequences = [_sequence(number, tenant) for number, tenant in enumerate("aaaabbbb")]
+    for sequence in sequences:
+        queue.add(sequence)
+    assert [queue.position(sequence) for sequence in sequences] == [1, 4, 6, 7, 0, 2, 3, 5]
+
+
 def test_a_tenant_in_debt_is_not_forgotten() -> None:
     queue = FairQueue({})
     queue.add(_sequence(0, "steady"))
@@ -139,6 +147,7 @@ def test_a_tenant_in_debt_is_not_forgotten() -> None:
         queue.charge(f"tenant-{number}", 1)
         queue.charge("steady", 2)
     queue.add(_sequence(1, "debtor"))
+    queue.charge("steady", 100)  # which the other is still ahead by far
     assert [sequence.request.tenant for sequence in queue] == ["steady", "debtor"]
     assert queue.served()["debtor"] == 10_000
 
