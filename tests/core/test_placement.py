@@ -102,6 +102,7 @@ def test_a_promise_is_void_when_its_replica_is_gone() -> None:
     house = with_prefix()
     stream = house.submit(range(17), max_tokens=1)
     assert house.plan(1).limited_by is Limit.PLACEMENT
+    house.attach(spec(3))  # so that there is a choice still
     house.detach(2)
     house.make_plan(1)
     assert replica_of(stream) == 1
