@@ -114,7 +114,9 @@ def test_what_is_too_long_for_one_replica_waits_for_another_and_holds_nobody_up(
     house.attach(spec(1, num_device_blocks=40))
     house.attach(spec(2, **small))  # the longest sequence is the first's all the same
     long, short = house.submit(range(60), max_tokens=1), house.submit([40], max_tokens=1)
+    house.drain_replica(1)  # nor would it go there now
     planned = house.plan(2)
+    house.scheduler.undrain(1, house.now)
     assert (planned.limited_by, replica_of(short)) == (Limit.NOTHING_WAITING, 2)
     house.drain()
     house.check_outcomes(num_cache_tokens=160)
