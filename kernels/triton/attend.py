@@ -11,7 +11,6 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from kernels.triton.heads import cast, head_dims, load_columns, load_rows
 from kernels.triton.pages import tile_blocks, tile_rows
 from kernels.triton.softmax import attend_tile, score_tile
 
@@ -40,7 +39,7 @@ def attend_range(
     sight,
     first,
     end,
-    part,
+    first_dim,
     MASKED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -48,25 +47,33 @@ def attend_range(
 ):
     """The state after the tiles of [first, end). Not MASKED: every query sees all of them, and they are whole.
 
-    q has a head's tiles [M, D]; `state` holds the sums of a part of each: see head_dims. `first` is a multiple of
-    TILE.
+    q is [M, padded head_dim]; `state` holds the sums of the values' dimensions from `first_dim` on. `first` is a
+    multiple of TILE.
     """
     acc, total, highest = state
-    COMPUTE: tl.constexpr = q[0].dtype
-    MAIN_DIM: tl.constexpr = q[0].shape[1]
-    REST_DIM: tl.constexpr = q[1].shape[1] if len(q) > 1 else 0
-    dims = head_dims(0, 1, MAIN_DIM, REST_DIM)
-    out_dims = head_dims(part, MAIN_DIM // acc[0].shape[1], MAIN_DIM, REST_DIM)
     offsets = tl.arange(0, TILE)
+    dim = tl.arange(0, q.shape[1])
+    real = dim < HEAD_DIM
+    out_dim = first_dim + tl.arange(0, acc.shape[1])
+    out_real = out_dim < HEAD_DIM
     blocks = tile_blocks(sight.table, first, end, BLOCK_SIZE, TILE)
     for t0 in range(first, end, TILE):
         position = t0 + offsets
         lines = tile_rows(blocks, position, sight.stride_block, BLOCK_SIZE, TILE, HEAD_DIM)
         blocks = tile_blocks(sight.table, t0 + TILE, end, BLOCK_SIZE, TILE)
-        stored = position < end if MASKED else tl.full([1], True, tl.int1)
-        k = load_columns(sight.key_memory, lines, stored, dims, HEAD_DIM)
-        v = load_rows(sight.value_memory, lines, stored, out_dims, HEAD_DIM)
-        scores = score_tile(q, cast(k, COMPUTE), sight.cap_scale)
+        k_places = sight.key_memory + lines[None, :] + dim[:, None]
+        v_places = sight.value_memory + lines[:, None] + out_dim[None, :]
+        if MASKED:
+            stored = position < end
+            k = tl.load(k_places, mask=stored[None, :] & real[:, None], other=0.0)
+            v = tl.load(v_places, mask=stored[:, None] & out_real[None, :], other=0.0)
+        elif q.shape[1] != HEAD_DIM:
+            k = tl.load(k_places, mask=real[:, None], other=0.0)
+            v = tl.load(v_places, mask=out_real[None, :], other=0.0)
+        else:
+            k = tl.load(k_places)
+            v = tl.load(v_places)
+        scores = score_tile(q, k.to(q.dtype), sight.cap_scale)
         if MASKED:
             seen = stored[None, :]
             if sight.last is not None:
@@ -74,5 +81,5 @@ def attend_range(
             if sight.lowest is not None:
                 seen = seen & (position[None, :] >= sight.lowest[:, None])
             scores = tl.where(seen, scores, -float("inf"))
-        acc, total, highest = attend_tile(acc, total, highest, scores, cast(v, COMPUTE), sight.scale)
+        acc, total, highest = attend_tile(acc, total, highest, scores, v.to(q.dtype), sight.scale)
     return acc, total, highest

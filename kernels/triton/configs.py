@@ -1,15 +1,13 @@
 """Launch configurations of the kernels, as tables: nothing is tuned while serving.
 
 Knows architectures, sizes and shared memory; launches nothing. The tables are what tools/sweep_kernels.py writes
-when it has timed the candidates on a device. Key: (architecture, dimensions that are computed, bytes of a cached
-element).
+when it has timed the candidates on a device. Key: (architecture, padded head_dim, bytes of an element in the
+products).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from kernels.triton.heads import head_tiles
 
 
 @dataclass(frozen=True)
@@ -50,19 +48,16 @@ SHARED_MEMORY = {80: 166_912, 86: 101_376, 90: 232_448}
 
 DECODE: dict[tuple[int, int, int], DecodeConfig] = {
     (80, 64, 2): DecodeConfig(16, 64, 2, 3, 4),
-    (80, 96, 2): DecodeConfig(16, 32, 1, 3, 5),
     (80, 128, 2): DecodeConfig(16, 64, 4, 3, 2),
     (80, 256, 2): DecodeConfig(16, 32, 4, 3, 2),
     (86, 64, 2): DecodeConfig(16, 64, 4, 3, 2),
-    (86, 96, 2): DecodeConfig(16, 32, 1, 3, 3),
     (86, 128, 2): DecodeConfig(16, 32, 4, 3, 2),
     (86, 256, 2): DecodeConfig(16, 16, 4, 3, 2),
     (90, 64, 1): DecodeConfig(16, 32, 1, 3, 10),
     (90, 64, 2): DecodeConfig(16, 64, 2, 3, 6),
-    (90, 96, 1): DecodeConfig(16, 32, 1, 3, 8),
-    (90, 96, 2): DecodeConfig(16, 32, 1, 3, 8),
+    (90, 80, 1): DecodeConfig(16, 32, 1, 3, 10),
+    (90, 96, 1): DecodeConfig(16, 32, 1, 3, 10),
     (90, 128, 2): DecodeConfig(16, 64, 4, 3, 3),
-    (90, 192, 1): DecodeConfig(16, 32, 4, 3, 2),
     (90, 256, 2): DecodeConfig(16, 32, 4, 3, 3),
 }
 
@@ -87,6 +82,8 @@ INVARIANT_DECODE: dict[tuple[int, int, int], DecodeConfig] = {
     (86, 64, 2): DecodeConfig(16, 64, 1, 3, 2),
     (86, 128, 2): DecodeConfig(16, 32, 1, 3, 2),
     (90, 64, 2): DecodeConfig(64, 64, 4, 3, 3),
+    (90, 80, 2): DecodeConfig(64, 32, 4, 3, 2),
+    (90, 96, 2): DecodeConfig(64, 32, 4, 3, 2),
     (90, 128, 2): DecodeConfig(64, 64, 4, 3, 2),
     (90, 256, 1): DecodeConfig(64, 16, 4, 3, 2),
     (90, 256, 2): DecodeConfig(64, 32, 4, 3, 1),
@@ -98,6 +95,8 @@ INVARIANT_PREFILL: dict[tuple[int, int, int], PrefillConfig] = {
     (86, 64, 2): PrefillConfig(128, 64, 8, 3),
     (86, 128, 2): PrefillConfig(128, 32, 8, 3, 2),
     (90, 64, 2): PrefillConfig(128, 64, 8, 3),
+    (90, 80, 2): PrefillConfig(128, 32, 8, 3),
+    (90, 96, 2): PrefillConfig(128, 32, 8, 3),
     (90, 128, 2): PrefillConfig(128, 64, 8, 3),
     (90, 256, 1): PrefillConfig(128, 16, 8, 3, 2),
     (90, 256, 2): PrefillConfig(128, 32, 8, 3, 2),
@@ -130,15 +129,14 @@ def attention_configs(
 ) -> tuple[DecodeConfig, PrefillConfig]:
     """The launch configurations of both attention kernels, by bytes of an element in products and in the cache.
 
-    A head_dim without entries takes those of its tiles' dimensions, or of the next power of two from 64 on; an fp8
-    cache without takes those of 16 bits.
+    A head_dim without entries takes those of the next power of two, from 64 on, and an fp8 cache those of 16 bits.
     Raises ValueError where no tiles are known that give both kernels one order of sums.
     """
     if product_bytes == 4:
         return WIDE_DECODE, WIDE_PREFILL
     decode, prefill = (INVARIANT_DECODE, INVARIANT_PREFILL) if invariant else (DECODE, PREFILL)
-    dims = head_dim, sum(head_tiles(head_dim)), max(64, 1 << (head_dim - 1).bit_length())
-    keys = [(arch, dim, size) for size in sorted({cache_bytes, 2}) for dim in dims]
+    padded = max(64, 1 << (head_dim - 1).bit_length())
+    keys = [(arch, dim, size) for size in sorted({cache_bytes, 2}) for dim in (head_dim, padded)]
     found = [[table[key] for key in keys if key in table] for table in (decode, prefill)]
     if not all(found):
         raise ValueError(f"batch-invariant attention of head_dim {head_dim} needs sm_90; this is sm_{arch}")

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from kernels.api import KV_PARTITION
 from kernels.triton.attend import Sight, attend_range
-from kernels.triton.heads import cast, head_dims, load_rows, store_rows
 from kernels.triton.launch import UNFUSED
 from kernels.triton.layer import LayerAttention
 from kernels.triton.metadata import TritonPlan, find_row
@@ -65,8 +64,7 @@ def _decode_partitions(
     GROUP: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    MAIN_DIM: tl.constexpr,
-    REST_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     TILE: tl.constexpr,
@@ -75,7 +73,7 @@ def _decode_partitions(
 ):
     HEAD_BLOCK: tl.constexpr = BLOCK_SIZE * HEAD_DIM
     member = tl.arange(0, BLOCK_M)
-    dims = head_dims(0, 1, MAIN_DIM, REST_DIM)
+    dim = tl.arange(0, PADDED_DIM)
     num_items = tl.minimum(tl.load(DECODE_STARTS + num_rows) - first_item, capacity)
     for work in range(tl.program_id(0), num_items * KV_HEADS, tl.num_programs(0)):
         place = work // KV_HEADS
@@ -85,7 +83,8 @@ def _decode_partitions(
         )
         heads = kv_head * GROUP + member
         token = tl.load(QUERY_STARTS + row).to(tl.int64)
-        q = load_rows(QUERY + token * query_stride, heads * HEAD_DIM, member < GROUP, dims, HEAD_DIM)
+        within = (member < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
+        q = tl.load(QUERY + token * query_stride + heads[:, None] * HEAD_DIM + dim[None, :], mask=within, other=0.0)
         table = TABLES + row.to(tl.int64) * table_stride
         lowest = None
         if window is not None:
@@ -93,29 +92,20 @@ def _decode_partitions(
         keys, values = KEYS + kv_head * HEAD_BLOCK, VALUES + kv_head * HEAD_BLOCK
         sight = Sight(keys, values, table, stride_block, None, lowest, scale, cap_scale)
         acc, total, highest = attend_range(
-            empty_state(BLOCK_M, MAIN_DIM, REST_DIM),
-            cast(q, COMPUTE),
-            sight,
-            first,
-            end,
-            0,
-            True,
-            HEAD_DIM,
-            BLOCK_SIZE,
-            TILE,
+            empty_state(BLOCK_M, PADDED_DIM), q.to(COMPUTE), sight, first, end, 0, True, HEAD_DIM, BLOCK_SIZE, TILE
         )
         line = tl.cast(place, tl.int64) * (KV_HEADS * GROUP) + heads
-        store_rows(PARTIALS, line * HEAD_DIM, member < GROUP, dims, acc, HEAD_DIM)
+        tl.store(PARTIALS + line[:, None] * PADDED_DIM + dim[None, :], acc, mask=(member < GROUP)[:, None])
         tl.store(STATES + line * 2, highest, mask=member < GROUP)
         tl.store(STATES + line * 2 + 1, total, mask=member < GROUP)
 
 
 @triton.jit
-def _load_state(PARTIALS, STATES, line, dims, HEAD_DIM: tl.constexpr):
+def _load_state(PARTIALS, STATES, line, D: tl.constexpr):
     """The state of one query: see empty_state."""
-    lines = line + tl.arange(0, 1)
-    acc = load_rows(PARTIALS, lines * HEAD_DIM, tl.full([1], True, tl.int1), dims, HEAD_DIM)
-    return acc, tl.load(STATES + lines * 2 + 1), tl.load(STATES + lines * 2)
+    acc = tl.load(PARTIALS + line * D + tl.arange(0, D)[None, :])
+    places = STATES + line * 2 + tl.arange(0, 1)
+    return acc, tl.load(places + 1), tl.load(places)
 
 
 @triton.jit(
@@ -149,29 +139,27 @@ def _fold_partitions(
     if (tl.load(QUERY_STARTS + row + 1) - token != 1) | (token < 0) | (token >= num_tokens):
         return
     line = row.to(tl.int64) * NUM_HEADS + head
-    # One tile: a thread loads 16 bytes at a time, and nothing is multiplied.
-    dims = head_dims(0, 1, PADDED_DIM, 0)
-    state = empty_state(1, PADDED_DIM, 0)
+    state = empty_state(1, PADDED_DIM)
     if first_item > 0:
-        state = _load_state(FOLDED, FOLDED_STATES, line, dims, HEAD_DIM)
+        state = _load_state(FOLDED, FOLDED_STATES, line, PADDED_DIM)
     begin = tl.maximum(tl.load(DECODE_STARTS + row) - first_item, 0)
     end = tl.minimum(tl.load(DECODE_STARTS + row + 1) - first_item, capacity)
     # Unrolled, the loads of several partitions are on their way at once: a long context has hundreds.
     for place in tl.range(begin, end, loop_unroll_factor=8):
         part = tl.cast(place, tl.int64) * NUM_HEADS + head
-        state = fold(state, _load_state(PARTIALS, STATES, part, dims, HEAD_DIM))
+        state = fold(state, _load_state(PARTIALS, STATES, part, PADDED_DIM))
     acc, total, highest = state
-    lines = line + tl.arange(0, 1)
-    within = tl.full([1], True, tl.int1)
+    dim = tl.arange(0, PADDED_DIM)[None, :]
     if is_last != 0:
         # A padding row has seen nothing: zero by one.
-        result = (acc[0] / tl.where(total > 0, total, 1.0)[:, None] * value_scale,)
-        out_lines = (token.to(tl.int64) * NUM_HEADS + head + tl.arange(0, 1)) * HEAD_DIM
-        store_rows(OUT, out_lines, within, dims, result, HEAD_DIM)
+        result = acc / tl.where(total > 0, total, 1.0)[:, None] * value_scale
+        out = OUT + token.to(tl.int64) * (NUM_HEADS * HEAD_DIM) + head * HEAD_DIM + dim
+        tl.store(out, result.to(OUT.dtype.element_ty), mask=dim < HEAD_DIM)
     else:
-        store_rows(FOLDED, lines * HEAD_DIM, within, dims, acc, HEAD_DIM)
-        tl.store(FOLDED_STATES + lines * 2, highest)
-        tl.store(FOLDED_STATES + lines * 2 + 1, total)
+        tl.store(FOLDED + line * PADDED_DIM + dim, acc)
+        places = FOLDED_STATES + line * 2 + tl.arange(0, 1)
+        tl.store(places, highest)
+        tl.store(places + 1, total)
 
 
 def decode_attention(
@@ -181,15 +169,15 @@ def decode_attention(
 
     `kv` is one layer's keys and values, each [num_blocks, num_kv_heads, block_size, head_dim], contiguous.
     """
-    batch, heads, head_dim, config = plan.batch, layer.num_heads, layer.head_dim, layer.decode
+    batch, heads, padded, config = plan.batch, layer.num_heads, layer.padded_dim, layer.decode
     starts = plan.work(layer.window, layer.group, layer.prefill.block_m).decode_starts
     most = batch.num_rows * max(1, -(-batch.max_context_len // KV_PARTITION))
-    capacity = min(most, max(1, layer.scratch_bytes // (heads * (head_dim + 2) * 4)))
-    partials, states = plan.scratch(capacity, heads, head_dim), plan.scratch(capacity, heads, 2)
+    capacity = min(most, max(1, layer.scratch_bytes // (heads * (padded + 2) * 4)))
+    partials, states = plan.scratch(capacity, heads, padded), plan.scratch(capacity, heads, 2)
     rounds = -(-most // capacity)
     folded = (partials, states)
     if rounds > 1:
-        folded = plan.scratch(1, batch.num_rows, heads, head_dim), plan.scratch(1, batch.num_rows, heads, 2)
+        folded = plan.scratch(1, batch.num_rows, heads, padded), plan.scratch(1, batch.num_rows, heads, 2)
     for number in range(rounds):
         _decode_partitions[(layer.num_decode_programs,)](
             qkv,
@@ -225,8 +213,8 @@ def decode_attention(
             batch.num_tokens,
             layer.value_scale,
             NUM_HEADS=heads,
-            HEAD_DIM=head_dim,
-            PADDED_DIM=layer.padded_dim,
+            HEAD_DIM=layer.head_dim,
+            PADDED_DIM=padded,
             num_warps=1,
             **UNFUSED,
         )

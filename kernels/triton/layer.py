@@ -15,7 +15,6 @@ import triton.language as tl
 
 from kernels.api import KV_PARTITION, AttentionSpec, KVCacheSpec
 from kernels.triton.configs import DecodeConfig, PrefillConfig, attention_configs
-from kernels.triton.heads import head_tiles
 from kernels.triton.launch import UNFUSED
 
 _LOG2_E = math.log2(math.e)
@@ -119,7 +118,6 @@ class LayerAttention:
     def kernel_arguments(self) -> dict[str, object]:
         """The arguments that both attention kernels take."""
         scale, cap = self.spec.scale * self.key_scale, self.spec.soft_cap
-        main_dim, rest_dim = head_tiles(self.head_dim)
         return {
             **UNFUSED,
             # Exponentials are to base 2. With a cap see score_tile.
@@ -129,8 +127,7 @@ class LayerAttention:
             "GROUP": self.group,
             "KV_HEADS": self.num_kv_heads,
             "HEAD_DIM": self.head_dim,
-            "MAIN_DIM": main_dim,
-            "REST_DIM": rest_dim,
+            "PADDED_DIM": self.padded_dim,
             "BLOCK_SIZE": self.block_size,
             "PARTITION": KV_PARTITION,
             "COMPUTE": _TRITON_DTYPES[self.compute],

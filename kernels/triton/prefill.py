@@ -17,7 +17,6 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.triton.attend import Sight, attend_range
-from kernels.triton.heads import cast, head_dims, load_rows, store_rows
 from kernels.triton.layer import LayerAttention
 from kernels.triton.metadata import TritonPlan, find_row
 from kernels.triton.softmax import empty_state, fold
@@ -52,23 +51,23 @@ def _tile_bounds(first_position, last_position, window, TILE: tl.constexpr):
 
 @triton.jit
 def _attend_at_once(
-    state, q, sight, bounds, out_part, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr
+    state, q, sight, bounds, first_dim, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr
 ):
     """One running softmax over all positions."""
     first, inner, edge, end = bounds
     if sight.lowest is not None:
-        state = attend_range(state, q, sight, first, inner, out_part, True, HEAD_DIM, BLOCK_SIZE, TILE)
-    state = attend_range(state, q, sight, inner, edge, out_part, False, HEAD_DIM, BLOCK_SIZE, TILE)
-    return attend_range(state, q, sight, edge, end, out_part, True, HEAD_DIM, BLOCK_SIZE, TILE)
+        state = attend_range(state, q, sight, first, inner, first_dim, True, HEAD_DIM, BLOCK_SIZE, TILE)
+    state = attend_range(state, q, sight, inner, edge, first_dim, False, HEAD_DIM, BLOCK_SIZE, TILE)
+    return attend_range(state, q, sight, edge, end, first_dim, True, HEAD_DIM, BLOCK_SIZE, TILE)
 
 
 @triton.jit
 def _attend_partitions(
-    empty,
+    state,
     q,
     sight,
     bounds,
-    out_part,
+    first_dim,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
@@ -76,10 +75,10 @@ def _attend_partitions(
 ):
     """Each partition by itself, folded ascending."""
     first, end = bounds[0], bounds[3]
-    state = empty
     for low in range(first // PARTITION * PARTITION, end, PARTITION):
         begin, stop = tl.maximum(low, first), tl.minimum(low + PARTITION, end)
-        part = attend_range(empty, q, sight, begin, stop, out_part, True, HEAD_DIM, BLOCK_SIZE, TILE)
+        part = empty_state(state[0].shape[0], state[0].shape[1])
+        part = attend_range(part, q, sight, begin, stop, first_dim, True, HEAD_DIM, BLOCK_SIZE, TILE)
         state = fold(state, part)
     return state
 
@@ -108,8 +107,7 @@ def _prefill(
     GROUP: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    MAIN_DIM: tl.constexpr,
-    REST_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     TILE: tl.constexpr,
@@ -119,19 +117,22 @@ def _prefill(
     COMPUTE: tl.constexpr,
 ):
     HEAD_BLOCK: tl.constexpr = BLOCK_SIZE * HEAD_DIM
+    OUT_DIM: tl.constexpr = PADDED_DIM // OUT_PARTS
     SHARE: tl.constexpr = KV_HEADS * OUT_PARTS
     query_block = tl.num_programs(0) // SHARE - 1 - tl.program_id(0) // SHARE
     kv_head = tl.program_id(0) % SHARE // OUT_PARTS
-    out_part = tl.program_id(0) % OUT_PARTS
+    first_dim = tl.program_id(0) % OUT_PARTS * OUT_DIM
     if query_block >= tl.load(PREFILL_STARTS + num_rows):
         return
     row = find_row(PREFILL_STARTS, query_block, num_rows)
     start, count, first_pair = _queries(QUERY_STARTS, PREFILL_STARTS, row, query_block, BLOCK_M)
     context = tl.load(CONTEXTS + row)
     pair = first_pair + tl.arange(0, BLOCK_M)
-    line = (start + pair // GROUP).to(tl.int64) * query_stride + (kv_head * GROUP + pair % GROUP) * HEAD_DIM
-    dims = head_dims(0, 1, MAIN_DIM, REST_DIM)
-    q = cast(load_rows(QUERY, line, pair // GROUP < count, dims, HEAD_DIM), COMPUTE)
+    dim = tl.arange(0, PADDED_DIM)
+    within = (pair // GROUP < count)[:, None] & (dim < HEAD_DIM)[None, :]
+    line = (start + pair // GROUP).to(tl.int64)[:, None] * query_stride
+    column = ((kv_head * GROUP + pair % GROUP) * HEAD_DIM)[:, None]
+    q = tl.load(QUERY + line + column + dim[None, :], mask=within, other=0.0).to(COMPUTE)
     earlier = context - count
     last_position = tl.minimum(earlier + (first_pair + BLOCK_M - 1) // GROUP, context - 1)
     bounds = _tile_bounds(earlier + first_pair // GROUP, last_position, window, TILE)
@@ -142,18 +143,20 @@ def _prefill(
     if window is not None:
         lowest = last - window + 1
     sight = Sight(keys, values, table, stride_block, last, lowest, scale, cap_scale)
-    state = empty_state(BLOCK_M, MAIN_DIM // OUT_PARTS, REST_DIM // OUT_PARTS)
+    state = empty_state(BLOCK_M, OUT_DIM)
     if PARTITIONED:
-        state = _attend_partitions(state, q, sight, bounds, out_part, HEAD_DIM, BLOCK_SIZE, TILE, PARTITION)
+        state = _attend_partitions(state, q, sight, bounds, first_dim, HEAD_DIM, BLOCK_SIZE, TILE, PARTITION)
     else:
-        state = _attend_at_once(state, q, sight, bounds, out_part, HEAD_DIM, BLOCK_SIZE, TILE)
+        state = _attend_at_once(state, q, sight, bounds, first_dim, HEAD_DIM, BLOCK_SIZE, TILE)
     acc, total = state[0], state[1]
     start, count, first_pair = _queries(QUERY_STARTS, PREFILL_STARTS, row, query_block, BLOCK_M)
     pair = first_pair + tl.arange(0, BLOCK_M)
-    line = ((start + pair // GROUP).to(tl.int64) * KV_HEADS + kv_head) * GROUP + pair % GROUP
-    dims = head_dims(out_part, OUT_PARTS, MAIN_DIM, REST_DIM)
-    result = [tile / total[:, None] * value_scale for tile in acc]
-    store_rows(OUT, line * HEAD_DIM, pair // GROUP < count, dims, result, HEAD_DIM)
+    line = (start + pair // GROUP).to(tl.int64)[:, None] * (KV_HEADS * GROUP * HEAD_DIM)
+    column = ((kv_head * GROUP + pair % GROUP) * HEAD_DIM)[:, None]
+    out_dim = first_dim + tl.arange(0, OUT_DIM)
+    within = (pair // GROUP < count)[:, None] & (out_dim < HEAD_DIM)[None, :]
+    result = acc / total[:, None] * value_scale
+    tl.store(OUT + line + column + out_dim[None, :], result.to(OUT.dtype.element_ty), mask=within)
 
 
 def prefill_attention(

@@ -19,25 +19,20 @@ LOWEST = tl.constexpr(-1.0e30)
 
 
 @triton.jit
-def empty_state(M: tl.constexpr, MAIN_DIM: tl.constexpr, REST_DIM: tl.constexpr):
-    """The state (acc, total, highest) of M queries that have seen nothing; acc has the tiles of a head."""
-    acc = (tl.zeros([M, MAIN_DIM], tl.float32),)
-    if REST_DIM > 0:
-        acc += (tl.zeros([M, REST_DIM], tl.float32),)  # type: ignore[assignment]
-    return acc, tl.zeros([M], tl.float32), tl.full([M], LOWEST, tl.float32)
+def empty_state(M: tl.constexpr, D: tl.constexpr):
+    """The state (acc, total, highest) of M queries that have seen nothing."""
+    return tl.zeros([M, D], tl.float32), tl.zeros([M], tl.float32), tl.full([M], LOWEST, tl.float32)
 
 
 @triton.jit
 def score_tile(q, k, cap_scale):
-    """Scores of a head's tiles q [M, D] and k [D, N], fp32, in units of what `scale` holds: see attend_tile.
+    """Scores of q [M, D] and k [D, N], fp32, in units of what `scale` holds: see attend_tile.
 
     A cap of height c makes c tanh(y) = c - 2c / (e^2y + 1) of a score. What all scores of a query have in common
     changes no weight, so -1 / (e^2y + 1) stands for it, in units of 2c. `cap_scale` makes 2 log2(e) y of a product.
     """
-    PRECISION: tl.constexpr = "tf32x3" if q[0].dtype == tl.float32 else "ieee"
-    scores = tl.dot(q[0], k[0], input_precision=PRECISION)
-    for i in tl.static_range(1, len(q)):
-        scores = tl.dot(q[i], k[i], scores, input_precision=PRECISION)
+    PRECISION: tl.constexpr = "tf32x3" if q.dtype == tl.float32 else "ieee"
+    scores = tl.dot(q, k, input_precision=PRECISION)
     if cap_scale is not None:
         # e^2y overflows to a score of 0 and underflows to -1, as it should. A reciprocal is one instruction as the
         # square of this, five as a division.
@@ -48,18 +43,14 @@ def score_tile(q, k, cap_scale):
 
 @triton.jit
 def attend_tile(acc, total, highest, scores, v, scale):
-    """The state after a tile of positions more: scores [M, N] (unscaled, hidden ones -inf), a head's values [N, D]."""
-    PRECISION: tl.constexpr = "tf32x3" if v[0].dtype == tl.float32 else "ieee"
+    """The state after one more tile of scores [M, N] (unscaled, hidden ones -inf) and values [N, D]."""
+    PRECISION: tl.constexpr = "tf32x3" if v.dtype == tl.float32 else "ieee"
     new_highest = tl.maximum(highest, tl.max(scores, 1) * scale)
     weights = tl.exp2(tl.fma(scores, scale, -new_highest[:, None]))
     decay = tl.exp2(highest - new_highest)
     total = tl.fma(total, decay, tl.sum(weights, 1))
-    weights = weights.to(v[0].dtype)
-    sums = ()
-    for i in tl.static_range(len(v)):
-        product = tl.dot(weights, v[i], acc[i] * decay[:, None], input_precision=PRECISION)
-        sums += (product,)  # type: ignore[assignment]
-    return sums, total, new_highest
+    acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision=PRECISION)
+    return acc, total, new_highest
 
 
 @triton.jit
@@ -71,7 +62,5 @@ def fold(state, part):
     keep = tl.exp2(highest - new_highest)
     add = tl.exp2(part_highest - new_highest)
     total = tl.fma(part_total, add, total * keep)
-    sums = ()
-    for i in tl.static_range(len(acc)):
-        sums += (tl.fma(part_acc[i], add[:, None], acc[i] * keep[:, None]),)  # type: ignore[assignment]
-    return sums, total, new_highest
+    acc = tl.fma(part_acc, add[:, None], acc * keep[:, None])
+    return acc, total, new_highest

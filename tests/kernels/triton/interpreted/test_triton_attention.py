@@ -28,7 +28,6 @@ GEOMETRIES = {
     "gqa3-96-window": bf16(6, 2, 96, window=100, rotary_dim=48),
     "mqa8-64-cap-fp16": bf16(8, 1, 64, dtype=FP16, cache_dtype=FP16, soft_cap=20.0),
     "256-window-cap-block64": bf16(2, 1, 256, block_size=64, window=70, soft_cap=30.0),
-    "192-cap": bf16(2, 1, 192, soft_cap=20.0),
     "fp8-128": bf16(4, 1, 128, cache_dtype=FP8, scales=(0.02, 0.03)),
 }
 
