@@ -27,8 +27,10 @@ _CHANNEL_OPTIONS = [*CHANNEL_OPTIONS, (grpc.experimental.ChannelOptions.SingleTh
 class DeltaStream:
     """The deltas of a streamed answer; iterate once. Leaving the loop or the `with` block early cancels the work."""
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, channel: grpc.Channel) -> None:
+        """`channel` is the call's, kept open for as long as this: a call that one thread serves does not keep it."""
         self._call = call
+        self._channel = channel
         self._builder = ResultBuilder()
 
     def __iter__(self) -> Iterator[Delta]:
@@ -117,7 +119,7 @@ class Client:
         """Continue a prompt given as text or token ids. Raises OctavoError; a stream raises it while iterated."""
         request = generate_request(prompt, self.model, options)
         if stream:
-            return DeltaStream(self._stub.Generate(request, timeout=timeout_s))
+            return DeltaStream(self._stub.Generate(request, timeout=timeout_s), self._channel)
         unary = pb.GenerateUnaryRequest(request=request)
         return read_result(_call(self._stub.GenerateUnary, unary, timeout_s))
 
@@ -152,7 +154,7 @@ class Client:
         """Answer a conversation: mappings of role and content. Raises OctavoError as `generate` does."""
         request = chat_request(messages, self.model, options)
         if stream:
-            return DeltaStream(self._stub.Chat(request, timeout=timeout_s))
+            return DeltaStream(self._stub.Chat(request, timeout=timeout_s), self._channel)
         return read_result(_call(self._stub.ChatUnary, pb.ChatUnaryRequest(request=request), timeout_s))
 
     def tokenize(

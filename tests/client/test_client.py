@@ -113,6 +113,15 @@ async def test_leaving_a_stream_early_cancels_the_work(model_dir: Path) -> None:
 
 
 @in_loop
+async def test_a_stream_outlives_the_name_of_its_client(model_dir: Path) -> None:
+    def first() -> str:
+        return next(iter(Client(made.grpc_address).generate("x", stream=True))).text
+
+    async with stack(model_dir, hang) as made:
+        assert await asyncio.to_thread(first) == "x"
+
+
+@in_loop
 @pytest.mark.parametrize("end", ["cancel", "close"])
 async def test_a_stream_that_waits_is_ended_from_another_thread(model_dir: Path, end: str) -> None:
     async with stack(model_dir, hang) as made:
