@@ -6,6 +6,7 @@ Must not import a service, grpc, or anything slow: `octavo --help` is answered a
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,16 @@ class Command:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `octavo` with the given words, or the process's own; returns the exit status."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        status = _run(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes out as it ends
+        return 1
+    return status
+
+
+def _run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage())
         return 0 if words else 2

@@ -130,8 +130,8 @@ CHECKS = (
         "cpu-kernels",
         "The C++ kernels are built",
         "Without them the reference kernels serve: the same answers, slower. Install a C++ compiler, then "
-        "install octavo again (`pip install --force-reinstall --no-deps octavo`), and read the reason that the "
-        "finding quotes from the build.",
+        "install octavo again (`pip install --force-reinstall --no-deps octavo`, in a clone with `-e .` for its "
+        "name), and read the reason that the finding quotes from the build.",
         cpu_kernels,
         processes=("worker",),
     ),

@@ -17,7 +17,7 @@ def ports_free(facts: Facts) -> Finding | None:
         "ports",
         Severity.FAILURE,
         "; ".join(f"{port.host}:{port.port} ({port.flag}) is taken by {_owner(port)}" for port in taken),
-        "nothing else listens there",
+        "a port that nothing else listens on",
         f"Stop it, or choose another port with {flags}",
     )
 

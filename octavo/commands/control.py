@@ -22,11 +22,14 @@ CALL_TIMEOUT_S = 10.0
 """What a call that is no stream may take."""
 
 
-def add_address(parser: argparse.ArgumentParser) -> None:
-    """The options that say which scheduler, and what to show it."""
+def add_address(parser: argparse.ArgumentParser, *, again: bool = False) -> None:
+    """The options that say which scheduler, and what to show it.
+
+    `again` is for a subcommand of a parser that has them: given there they count, left out they change nothing.
+    """
     parser.add_argument(
         "--scheduler-address",
-        default=DEFAULT_ADDRESS,
+        default=argparse.SUPPRESS if again else DEFAULT_ADDRESS,
         metavar="HOST:PORT",
         help=f"Address of the scheduler; `octavo serve` prints it (default: {DEFAULT_ADDRESS}).",
     )
@@ -35,7 +38,8 @@ def add_address(parser: argparse.ArgumentParser) -> None:
         ("key", "PEM private key of --internal-tls-cert."),
         ("ca", "PEM certificates of the CA that the scheduler's certificate comes from."),
     ):
-        parser.add_argument(f"--internal-tls-{name}", metavar="FILE", help=help)
+        default = argparse.SUPPRESS if again else None
+        parser.add_argument(f"--internal-tls-{name}", metavar="FILE", default=default, help=help)
 
 
 def connect(namespace: argparse.Namespace) -> tuple[grpc.Channel, Any]:

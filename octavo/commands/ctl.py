@@ -48,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     def command(name: str, help: str, run: Callable[[Any, argparse.Namespace], int]) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=help, description=help, allow_abbrev=False)
         added.set_defaults(run=run)
+        add_address(added, again=True)
         return added
 
     command("replicas", "List the replicas with their load.", _replicas)

@@ -59,11 +59,15 @@ def _set_alias(stub: Any, namespace: argparse.Namespace) -> int:
         refuse("octavo ctl set-alias", ["each model must be named once among the weights"])
     alias = pb.Alias(name=namespace.name, weights=dict(namespace.weights), sticky=_STICKY[namespace.sticky])
     response = stub.SetAlias(pb.SetAliasRequest(alias=alias), timeout=CALL_TIMEOUT_S)
-    print(f"{alias.name} stands for {_shares(alias)} on {response.num_routers} routers")
+    print(f"{alias.name} stands for {_shares(alias)} on {_routers(response.num_routers)}")
     return 0
+
+
+def _routers(number: int) -> str:
+    return f"{number} router{'' if number == 1 else 's'}"
 
 
 def _remove_alias(stub: Any, namespace: argparse.Namespace) -> int:
     response = stub.RemoveAlias(pb.RemoveAliasRequest(name=namespace.name), timeout=CALL_TIMEOUT_S)
-    print(f"{namespace.name} is taken back from {response.num_routers} routers")
+    print(f"{namespace.name} is taken back from {_routers(response.num_routers)}")
     return 0

@@ -37,11 +37,13 @@ def replay(words: Sequence[str]) -> int:
     except OptionError as error:
         command_line.refuse("octavo replay", [str(error)])
     try:
-        recording = read(Path(config.file).read_bytes())
-        return _compare(recording, config, changes) if changes else _repeat(recording)
+        content = Path(config.file).read_bytes()
     except OSError as error:
         remedy = "name a file that `octavo ctl dump FILE` wrote"
         raise StartError(f"{config.file} cannot be read: {error.strerror or error}; {remedy}") from error
+    try:
+        recording = read(content)
+        return _compare(recording, config, changes) if changes else _repeat(recording)
     except RecordingError as error:
         raise StartError(f"{config.file}: {error}") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -38,6 +39,17 @@ def test_a_name_of_vllm_is_answered(flag: str, answer: str) -> None:
     told = explain(flag, "serve")
     assert told.startswith(flag)
     assert answer in told
+
+
+def test_a_reader_that_has_seen_enough_is_no_fault() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        command = [sys.executable, "-m", "octavo", "--help"]
+        told = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
+    finally:
+        os.close(write)
+    assert (told.returncode, told.stderr) == (1, "")
 
 
 def test_workers_of_a_stack_take_a_card_each() -> None:

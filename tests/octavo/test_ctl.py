@@ -107,9 +107,9 @@ def test_an_operators_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         assert f"octavo replay {path}" in run("ctl", "dump", str(path))
         assert main(["replay", str(path)]) == 0
         assert "every decision as recorded" in capsys.readouterr().out
-        assert run("ctl", "set-alias", "chat", "m=3", "--sticky", "user") == "chat stands for m=3 on 1 routers\n"
+        assert run("ctl", "set-alias", "chat", "m=3", "--sticky", "user") == "chat stands for m=3 on 1 router\n"
         assert run("ctl", "aliases").splitlines()[1].split() == ["chat", "m=3", "user"]
-        assert run("ctl", "remove-alias", "chat") == "chat is taken back from 1 routers\n"
+        assert run("ctl", "remove-alias", "chat") == "chat is taken back from 1 router\n"
         refused = {
             ("set-alias", "chat", "other=3"): "'other' is not served; models are m",
             ("remove-alias", "chat"): "no alias 'chat' was set here; there are none",
@@ -157,6 +157,16 @@ def replica(name: str = "a", **fields: Any) -> pb.Replica:
 
 def load(now_s: float, *replicas: pb.Replica, **fields: Any) -> pb.GetStatisticsResponse:
     return pb.GetStatisticsResponse(now_ns=int(now_s * 1e9), replicas=replicas, **fields)
+
+
+def test_the_address_may_follow_the_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving() as server:
+        for words in (
+            ["--scheduler-address", server.address, "replicas"],
+            ["replicas", "--scheduler-address", server.address],
+        ):
+            assert main(["ctl", *words]) == 0
+            assert "replica" in capsys.readouterr().out
 
 
 def test_rates_are_of_the_time_between_two_looks() -> None:
