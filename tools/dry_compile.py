@@ -154,7 +154,8 @@ class Report:
     @property
     def spills(self) -> int:
         """Instructions that put registers on the stack or fetch them back: ptxas reserves frames that it never uses."""
-        return self.count(r"\b(STL|LDL)\b")
+        # Without a frame there is none, which takes no disassembly to know.
+        return self.count(r"\b(STL|LDL)\b") if self._resources["STACK"] else 0
 
     @cached_property
     def lines(self) -> list[str]:

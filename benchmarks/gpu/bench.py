@@ -37,7 +37,7 @@ class Sizes:
     num_heads: int = 32
     num_kv_heads: int = 8
     head_dim: int = 128
-    # Zeros serve where no figure is looked at.
+    # Whatever the memory holds serves where no figure is looked at.
     has_random_weights: bool = True
 
 

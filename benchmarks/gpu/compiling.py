@@ -6,7 +6,10 @@ What tensors hold is garbage, so whatever a step would look at is made harmless.
 from __future__ import annotations
 
 import math
+import multiprocessing
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -50,8 +53,9 @@ class CompilingBackend(TritonBackend):
 
 
 def compile_all(say: Callable[[str], None]) -> list[dict[str, object]]:
-    """What came of it, architecture by architecture."""
-    return [compile_for(capability, say) for capability in CAPABILITIES]
+    """What came of it, architecture by architecture; each is a process's, which `say` goes to."""
+    with ProcessPoolExecutor(len(CAPABILITIES), multiprocessing.get_context("spawn")) as processes:
+        return list(processes.map(compile_for, CAPABILITIES, repeat(say)))
 
 
 def compile_for(capability: int, say: Callable[[str], None]) -> dict[str, object]:

@@ -79,9 +79,8 @@ class RandomWeights:
         shape, place = self.expected[name].shape, self.bench.place
         if len(shape) == 1:
             return torch.ones(shape, dtype=torch.bfloat16, device=place)
-        if not self.bench.sizes.has_random_weights:
-            return torch.zeros(shape, dtype=torch.bfloat16, device=place)
-        return torch.empty(shape, dtype=torch.bfloat16, device=place).normal_(std=shape[-1] ** -0.5)
+        memory = torch.empty(shape, dtype=torch.bfloat16, device=place)
+        return memory.normal_(std=shape[-1] ** -0.5) if self.bench.sizes.has_random_weights else memory
 
     def take_matrix(self, name: str) -> Tensor | QuantizedWeight:
         if self.kind == "bf16":
@@ -90,14 +89,18 @@ class RandomWeights:
         place, scale = self.bench.place, columns**-0.5
         if self.kind == "fp8":
             # The sign, an exponent of one to four, and the mantissa.
-            numbers = torch.randint(0, 256, (rows, columns), dtype=torch.uint8, device=place) & 0x9F | 0x20
+            numbers = self._drawn(rows, columns, 256) & 0x9F | 0x20
             scales = torch.full((rows, 1), scale, device=place)
             return ScaledWeight(numbers.view(torch.float8_e4m3fn), scales, (1, columns))
         group = min(_GROUP, columns)
-        codes = torch.randint(0, 16, (rows, columns), dtype=torch.uint8, device=place)
         scales = torch.full((rows, -(-columns // group)), scale / 4, device=place)
         zeros = torch.full(scales.shape, 8, dtype=torch.uint8, device=place)
-        return GroupedWeight(codes, scales, zeros, torch.arange(columns) // group, 4)
+        return GroupedWeight(self._drawn(rows, columns, 16), scales, zeros, torch.arange(columns) // group, 4)
+
+    def _drawn(self, rows: int, columns: int, limit: int) -> Tensor:
+        """Bytes below a limit."""
+        memory = torch.zeros((rows, columns), dtype=torch.uint8, device=self.bench.place)
+        return memory.random_(limit) if self.bench.sizes.has_random_weights else memory
 
 
 def random_decoder(bench: Bench, backend: Backend, kind: str) -> Decoder:
