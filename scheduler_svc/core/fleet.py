@@ -1,6 +1,6 @@
 """The replicas that are attached, by model, and what any of them could ever take or will soon have time for.
 
-Knows replicas; must not know which sequence is where.
+Knows replicas, and of the waiting room how many go before one; must not know which sequence is where.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The second tier: findable blocks in host memory, and the copies between the tiers that the next plan takes along.
 
-Knows blocks of both memories and digests; must not know sequences. Every findable device block that is given out anew
-is demoted: copied here first, unless its tokens are here already. A block that is about to be promoted is held, so that
-no demotion of the same plan lands on it: a plan's demotions go before its promotions.
+Knows blocks of both memories and digests; must not know sequences. A findable device block that is given out anew is
+demoted where its owner thinks that worth it: copied here first, unless its tokens are here already. A block that is
+about to be promoted is held, so that no demotion of the same plan lands on it: a plan's demotions go before its
+promotions.
 """
 
 from __future__ import annotations

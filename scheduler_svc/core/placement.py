@@ -3,6 +3,7 @@
 Score, in tokens: the longest prefix that is cached there, or being computed, minus the replica's load. The replica that
 plans takes a sequence unless another with room for it scores strictly better; then it is promised to that one, and the
 promise counts as load there until the sequence starts. A promise binds nobody: each replica that plans decides anew.
+Knows replicas and one sequence at a time; must not know queues or who goes first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Who must leave a replica when blocks or slots run short, and what becomes of its blocks. Decides; the replica acts.
 
-The victim is the worst: least rank, which is the largest priority number, then the newest. A running row that grows may
-displace anyone; a waiting one displaces only strictly worse ones, and only if that makes enough room.
+Knows the rows and blocks of one replica; must not know queues or events. The victim is the worst, of least rank
+(`order.py`). A running row that grows may displace anyone; a waiting one displaces only strictly worse ones, and only
+if that makes enough room.
 """
 
 from __future__ import annotations
