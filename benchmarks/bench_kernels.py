@@ -24,7 +24,8 @@ from kernels.api import AttentionSpec, Backend, KVCacheSpec, PackedLinear, Ragge
 from kernels.select import open_backend
 
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, MLP, VOCABULARY, BLOCK = 9, 3, 64, 576, 1536, 49152, 16
-LAYERS = 4
+# As many as the model has: the cache of one call is not in the processor's own any more when its turn comes again.
+LAYERS = 30
 # Matrices of a layer by name: columns and depth.
 MATRICES = {
     "qkv": ((HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN),
@@ -34,8 +35,28 @@ MATRICES = {
 }
 # More than a processor's last cache holds, taken in turn, so that weights come from memory as in a step.
 MATRIX_BYTES = 128 * 2**20
-ATTENTION = AttentionSpec(HEADS, HEAD_DIM**-0.5)
 DTYPE = torch.bfloat16
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Of a model's attention, and the type of its cache."""
+
+    num_heads: int
+    num_kv_heads: int
+    dim: int
+    cache_dtype: torch.dtype
+
+    def __str__(self) -> str:
+        dtype = str(self.cache_dtype).removeprefix("torch.")
+        return f"heads {self.num_heads}/{self.num_kv_heads} of {self.dim}, {dtype} cache"
+
+
+ATTENTION_HEADS = [
+    Heads(num, num_kv, dim, dtype)
+    for num, num_kv, dim in ((HEADS, KV_HEADS, HEAD_DIM), (12, 2, 128))
+    for dtype in (torch.float32, torch.bfloat16)
+]
 
 
 @dataclass(frozen=True)
@@ -77,24 +98,25 @@ def ragged(num_rows: int, num_queries: int, context: int) -> RaggedBatch:
     )
 
 
-def attention_cases(backend: Backend, num_rows: int, num_queries: int, context: int) -> Iterator[Case]:
+def attention_cases(backend: Backend, heads: Heads, num_rows: int, num_queries: int, context: int) -> Iterator[Case]:
     batch = ragged(num_rows, num_queries, context)
-    cache = backend.allocate_kv_cache(KVCacheSpec(LAYERS, batch.block_tables.numel(), BLOCK, KV_HEADS, HEAD_DIM, DTYPE))
-    blocks = torch.randn(2, batch.block_tables.numel(), KV_HEADS, BLOCK, HEAD_DIM).to(DTYPE)
+    dim, dtype, num_kv, num_blocks = heads.dim, heads.cache_dtype, heads.num_kv_heads, batch.block_tables.numel()
+    cache = backend.allocate_kv_cache(KVCacheSpec(LAYERS, num_blocks, BLOCK, num_kv, dim, dtype))
+    blocks = torch.randn(2, num_blocks, num_kv, BLOCK, dim).to(dtype)
     for layer in range(LAYERS):
-        backend.import_blocks(cache, layer, range(batch.block_tables.numel()), blocks)
-    plan = backend.plan_attention(batch, cache)
-    qkv = torch.randn(batch.num_tokens, (HEADS + 2 * KV_HEADS) * HEAD_DIM).to(DTYPE)
-    angles = torch.outer(torch.arange(context), 10000.0 ** -(torch.arange(HEAD_DIM // 2) / (HEAD_DIM // 2)))
+        backend.import_blocks(cache, layer, range(num_blocks), blocks)
+    plan, spec = backend.plan_attention(batch, cache), AttentionSpec(heads.num_heads, dim**-0.5)
+    qkv = torch.randn(batch.num_tokens, (heads.num_heads + 2 * num_kv) * dim).to(dtype)
+    angles = torch.outer(torch.arange(context), 10000.0 ** -(torch.arange(dim // 2) / (dim // 2)))
     rope = RopeTable(angles.cos(), angles.sin())
     turn = iter(range(1 << 60))
     seen = num_rows * sum(range(context - num_queries + 1, context + 1))
-    shape = f"{num_rows}x{num_queries} tokens of {context}"
+    shape = f"{num_rows}x{num_queries} tokens of {context}, {heads}"
     yield Case(
         f"attention {shape}",
-        lambda: backend.attention(qkv, cache, next(turn) % LAYERS, plan, ATTENTION),
-        num_rows * context * KV_HEADS * HEAD_DIM * 2 * DTYPE.itemsize,
-        seen * HEADS * HEAD_DIM * 4,
+        lambda: backend.attention(qkv, cache, next(turn) % LAYERS, plan, spec),
+        num_rows * context * num_kv * dim * 2 * dtype.itemsize,
+        seen * heads.num_heads * dim * 4,
     )
     yield Case(
         f"rope_write_kv {shape}",
@@ -175,10 +197,11 @@ def sampling_cases(backend: Backend, num_rows: int) -> Iterator[Case]:
 
 
 def all_cases(backend: Backend) -> Iterator[Case]:
-    for context in (200, 1000):
-        for num_rows in (1, 8, 32, 64):
-            yield from attention_cases(backend, num_rows, 1, context)
-    yield from attention_cases(backend, 1, 1024, 1024)
+    for heads in ATTENTION_HEADS:
+        for context in (192, 512):
+            for num_rows in (1, 8, 32):
+                yield from attention_cases(backend, heads, num_rows, 1, context)
+        yield from attention_cases(backend, heads, 1, 1024, 1024)
     yield from linear_cases(backend)
     for num_rows in (1, 32):
         yield from dense_cases(backend, num_rows)
