@@ -156,7 +156,7 @@ def greeting(router: RouterConfig, metrics: Sequence[str] = ()) -> list[str]:
         f"  octavo chat --server {grpc}{options}",
         f"  {curl} {scheme}://{http}/v1/completions -H 'Content-Type: application/json' \\",
         '       -d \'{"prompt": "Once upon a time", "max_tokens": 32}\'',
-        f"  python -c 'import octavo; print(octavo.Client(\"{grpc}\"{arguments}).generate(\"Once upon a time\").text)'",
+        f'  python -c \'import octavo; print(octavo.Client("{grpc}"{arguments}).generate("Once upon a time").text)\'',
         "Look into it:",
         f"  octavo top --scheduler-address {router.scheduler_address}{shown}",
         f"  {curl} {scheme}://{http}/metrics",
