@@ -14,13 +14,23 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import torch
 
 from benchmarks.second_copies import make_all_copies
-from kernels.api import AttentionSpec, Backend, KVCacheSpec, PackedLinear, RaggedBatch, RopeTable, SamplingBatch
+from kernels.api import (
+    AttentionPlan,
+    AttentionSpec,
+    Backend,
+    KVCache,
+    KVCacheSpec,
+    PackedLinear,
+    RaggedBatch,
+    RopeTable,
+    SamplingBatch,
+)
 from kernels.select import open_backend
 
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, MLP, VOCABULARY, BLOCK = 9, 3, 64, 576, 1536, 49152, 16
@@ -101,26 +111,37 @@ def ragged(num_rows: int, num_queries: int, context: int) -> RaggedBatch:
 def attention_cases(backend: Backend, heads: Heads, num_rows: int, num_queries: int, context: int) -> Iterator[Case]:
     batch = ragged(num_rows, num_queries, context)
     dim, dtype, num_kv, num_blocks = heads.dim, heads.cache_dtype, heads.num_kv_heads, batch.block_tables.numel()
-    cache = backend.allocate_kv_cache(KVCacheSpec(LAYERS, num_blocks, BLOCK, num_kv, dim, dtype))
-    blocks = torch.randn(2, num_blocks, num_kv, BLOCK, dim).to(dtype)
-    for layer in range(LAYERS):
-        backend.import_blocks(cache, layer, range(num_blocks), blocks)
-    plan, spec = backend.plan_attention(batch, cache), AttentionSpec(heads.num_heads, dim**-0.5)
+
+    @cache  # at the first call: of a case that isn't run, no memory is filled
+    def filled() -> tuple[KVCache, AttentionPlan]:
+        memory = backend.allocate_kv_cache(KVCacheSpec(LAYERS, num_blocks, BLOCK, num_kv, dim, dtype))
+        blocks = torch.randn(2, num_blocks, num_kv, BLOCK, dim).to(dtype)
+        for layer in range(LAYERS):
+            backend.import_blocks(memory, layer, range(num_blocks), blocks)
+        return memory, backend.plan_attention(batch, memory)
+
+    def attention(spec: AttentionSpec) -> object:
+        memory, plan = filled()
+        return backend.attention(qkv, memory, next(turn) % LAYERS, plan, spec)
+
+    def rope_write_kv(rope: RopeTable) -> None:
+        memory, plan = filled()
+        backend.rope_write_kv(qkv, memory, next(turn) % LAYERS, plan, rope, None)
+
     qkv = torch.randn(batch.num_tokens, (heads.num_heads + 2 * num_kv) * dim).to(dtype)
     angles = torch.outer(torch.arange(context), 10000.0 ** -(torch.arange(dim // 2) / (dim // 2)))
-    rope = RopeTable(angles.cos(), angles.sin())
     turn = iter(range(1 << 60))
     seen = num_rows * sum(range(context - num_queries + 1, context + 1))
     shape = f"{num_rows}x{num_queries} tokens of {context}, {heads}"
     yield Case(
         f"attention {shape}",
-        lambda: backend.attention(qkv, cache, next(turn) % LAYERS, plan, spec),
+        partial(attention, AttentionSpec(heads.num_heads, dim**-0.5)),
         num_rows * context * num_kv * dim * 2 * dtype.itemsize,
         seen * heads.num_heads * dim * 4,
     )
     yield Case(
         f"rope_write_kv {shape}",
-        lambda: backend.rope_write_kv(qkv, cache, next(turn) % LAYERS, plan, rope, None),
+        partial(rope_write_kv, RopeTable(angles.cos(), angles.sin())),
         qkv.numel() * qkv.element_size() * 2,
         0,
     )
