@@ -8,7 +8,7 @@ from typing import Any
 
 from octavo.commands.command_line import refuse
 from octavo.commands.control import CALL_TIMEOUT_S
-from octavo.commands.tables import columns
+from octavo.commands.tables import columns, counted
 from octavo.internal.v1 import scheduler_pb2 as pb
 from octavo.option_parsing import number
 from octavo.options import Limits
@@ -59,15 +59,11 @@ def _set_alias(stub: Any, namespace: argparse.Namespace) -> int:
         refuse("octavo ctl set-alias", ["each model must be named once among the weights"])
     alias = pb.Alias(name=namespace.name, weights=dict(namespace.weights), sticky=_STICKY[namespace.sticky])
     response = stub.SetAlias(pb.SetAliasRequest(alias=alias), timeout=CALL_TIMEOUT_S)
-    print(f"{alias.name} stands for {_shares(alias)} on {_routers(response.num_routers)}")
+    print(f"{alias.name} stands for {_shares(alias)} on {counted(response.num_routers, 'router')}")
     return 0
-
-
-def _routers(number: int) -> str:
-    return f"{number} router{'' if number == 1 else 's'}"
 
 
 def _remove_alias(stub: Any, namespace: argparse.Namespace) -> int:
     response = stub.RemoveAlias(pb.RemoveAliasRequest(name=namespace.name), timeout=CALL_TIMEOUT_S)
-    print(f"{namespace.name} is taken back from {_routers(response.num_routers)}")
+    print(f"{namespace.name} is taken back from {counted(response.num_routers, 'router')}")
     return 0

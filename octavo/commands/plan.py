@@ -12,6 +12,7 @@ from pathlib import Path
 
 from octavo.commands import command_line
 from octavo.commands.planning import PlanConfig
+from octavo.commands.tables import counted
 from octavo.cost_model import CostModel, parse_costs
 from octavo.options import OptionError, from_args
 from octavo.workload import Entry, Mix, parse_sizes, read_entries
@@ -254,7 +255,7 @@ def verdict(chosen: Expectation | None, config: PlanConfig, spec: ReplicaSpec) -
 
 
 def _replicas(number: int) -> str:
-    return f"{number} replica{'' if number == 1 else 's'}"
+    return counted(number, "replica")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import grpc
 
 from octavo.commands.control import add_address, connect, explain_failure
 from octavo.commands.ctl import state_of
-from octavo.commands.tables import columns
+from octavo.commands.tables import columns, counted
 from octavo.internal.v1 import scheduler_pb2 as pb
 from octavo.option_parsing import number
 from octavo.options import Limits
@@ -173,13 +173,9 @@ def _head(now: pb.GetStatisticsResponse, changes: Sequence[_Change], address: st
     computed = sum(change.rate("num_computed_tokens") for change in changes)
     preempted = sum(change.rate("num_preemptions") for change in changes)
     starting = f", {len(now.starting)} starting" if now.starting else ""
-    replicas, routers = _counted(len(now.replicas), "replica"), _counted(now.num_routers, "router")
+    replicas, routers = counted(len(now.replicas), "replica"), counted(now.num_routers, "router")
     parts = [f"octavo scheduler {address}: {replicas}{starting}, {routers}", f"output {output:.0f} tok/s"]
     return flow([*parts, f"computed {computed:.0f} tok/s", f"preempted {preempted:.1f}/s"], "   ", width)
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def flow(parts: Sequence[str], between: str, width: int) -> list[str]:

@@ -212,13 +212,7 @@ def test_the_time_to_compute_a_prompt_counts_where_it_is_least() -> None:
 
 
 def test_a_group_is_not_torn_apart_by_its_deadline() -> None:
-    house = one_by_one()
-    for n in range(12):
-        house.submit([n, n], max_tokens=2)
-        for _ in range(3):
-            house.step()
-    house.submit([7], max_tokens=50)
-    house.step()
+    house = paced()
     interval = house.scheduler.statistics().start_interval_ns["model"]
     for n in range(6):  # the later ones alone would be refused
         house.submit([n, 3], max_tokens=2, deadline_ns=2 * interval, group_id="g", group_size=6)
