@@ -110,5 +110,5 @@ class StepOutcome:
     # Disjoint groups of rows: those that sampled, those that failed before they could.
     sampled: tuple[SampledRows, ...]
     prompt_stretches: tuple[PromptStretch, ...]
-    # Wall time of the plan's block copies.
+    # Wall time of the plan's block copies; 0 where they had not ended when the step was done.
     copy_ns: int = 0

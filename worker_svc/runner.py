@@ -81,10 +81,14 @@ class StepInFlight:
         return self.outcome
 
     def settle(self, settler: Settler) -> None:
-        """For the runner, in the order of launches. The step's uploads are over with it, also where nothing sampled."""
+        """For the runner, in the order of launches. The step's uploads are over with it, also where nothing sampled.
+
+        Its block copies may run on: they have kept nobody waiting, and how long they take stays unknown.
+        """
         self.wait()
         outcome = settler.settle(self.launched)
-        self.outcome = outcome if self._aside is None else replace(outcome, copy_ns=self._aside.wait_ns())
+        copy_ns = None if self._aside is None else self._aside.duration_ns()
+        self.outcome = replace(outcome, copy_ns=copy_ns or 0)
 
 
 class Runner:

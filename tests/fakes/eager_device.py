@@ -35,10 +35,11 @@ class _Mark:
 
 @dataclass(frozen=True)
 class _Aside:
+    device: EagerDevice
     number: int
 
-    def wait_ns(self) -> int:
-        return 1000 * self.number
+    def duration_ns(self) -> int | None:
+        return None if self.device.copies_lag else 1000 * self.number
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ class EagerDevice:
     def __init__(self) -> None:
         self.events: list[str] = []
         self.num_marks = self.num_reached = self.num_asides = self.num_graphs = 0
+        # Copies beside the steps are not done yet.
+        self.copies_lag = False
 
     def host_buffer(self, num_bytes: int) -> Tensor:
         return torch.full((num_bytes,), 0xAA, dtype=torch.uint8)
@@ -73,7 +76,7 @@ class EagerDevice:
         self.num_asides += 1
         self.events.append(f"copies {self.num_asides}")
         work()
-        return _Aside(self.num_asides)
+        return _Aside(self, self.num_asides)
 
     def follow(self, aside: Aside) -> None:
         assert isinstance(aside, _Aside)

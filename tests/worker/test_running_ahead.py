@@ -157,6 +157,17 @@ def test_steps_wait_for_the_copies_of_their_own_blocks_alone(tiny_directory: Pat
     ]
 
 
+def test_no_step_waits_for_copies_of_others_blocks_to_end(tiny_directory: Path, device: EagerDevice) -> None:
+    """Its tokens would come late, and the next step's launch: how long the copies take is then not known."""
+    runner = ahead_runner(tiny_directory, device)
+    device.copies_lag = True
+    copies = {"demote_device_ids": [100], "demote_host_ids": [0]}
+    outcome = runner.run(plan(1, [(0, 0, 3)], admissions=[admission()], **copies))
+    assert outcome.copy_ns == 0
+    assert len(outcome.sampled) == 1
+    assert not any(event.startswith("follow") for event in device.events)
+
+
 def test_ranges_name_the_phases_of_a_step(tiny_directory: Path, device: EagerDevice) -> None:
     runner = ahead_runner(tiny_directory, device, (2,))
     runner.run(plan(1, [(0, 0, 3)], admissions=[admission()]))

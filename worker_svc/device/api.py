@@ -29,8 +29,8 @@ class Mark(Protocol):
 class Aside(Protocol):
     """Work that runs beside the steps."""
 
-    def wait_ns(self) -> int:
-        """Waits for its end; the nanoseconds that it took."""
+    def duration_ns(self) -> int | None:
+        """The nanoseconds that it took; None while it runs. Never waits."""
         ...
 
 

@@ -23,10 +23,10 @@ class _Reached:
 
 @dataclass(frozen=True)
 class _Done:
-    duration_ns: int
+    taken_ns: int
 
-    def wait_ns(self) -> int:
-        return self.duration_ns
+    def duration_ns(self) -> int:
+        return self.taken_ns
 
 
 @dataclass(frozen=True)

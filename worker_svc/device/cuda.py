@@ -32,8 +32,9 @@ class _StreamAside:
     begin: torch.cuda.Event
     end: torch.cuda.Event
 
-    def wait_ns(self) -> int:
-        self.end.synchronize()
+    def duration_ns(self) -> int | None:
+        if not self.end.query():  # type: ignore[no-untyped-call]
+            return None
         return int(self.begin.elapsed_time(self.end) * 1e6)
 
 
