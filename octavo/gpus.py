@@ -12,7 +12,6 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,8 @@ _LINKS = {
     40: "the same NUMA node",
     50: "the link between sockets",
 }
-_MAX_NVLINKS = 18
-_P2P_READ = 0  # NVML_P2P_CAPS_INDEX_READ
+# nvmlGpuP2PCapsIndex_t: whether one card reads the other's memory, and whether over NVLink.
+_P2P_READ, _P2P_NVLINK = 0, 2
 
 
 @dataclass(frozen=True)
@@ -132,20 +131,34 @@ def collect_gpus(environment: Mapping[str, str] = os.environ, root: Path = Path(
 def visible_handles(nvml: Any, visible: str | None) -> Iterable[Any]:
     """The cards that the variable lets this process see, by index or UUID, slices too; all when it is unset.
 
-    As CUDA reads it, the list ends at the first word that names no card.
+    As CUDA reads it, a UUID may be cut short, and the list ends at the first word that names no card.
     """
     if visible is None:
-        return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        return _all_handles(nvml)
     handles = []
     for word in (word.strip() for word in visible.split(",")):
         try:
-            handle = (
-                nvml.nvmlDeviceGetHandleByIndex(int(word)) if word.isdecimal() else nvml.nvmlDeviceGetHandleByUUID(word)
-            )
+            handles.append(_named(nvml, word))
         except nvml.NVMLError:
             break
-        handles.append(handle)
     return handles
+
+
+def _named(nvml: Any, word: str) -> Any:
+    """The card of that index or UUID, or whose UUID alone begins so. Raises NVMLError for none."""
+    if word.isdecimal():
+        return nvml.nvmlDeviceGetHandleByIndex(int(word))
+    try:
+        return nvml.nvmlDeviceGetHandleByUUID(word)
+    except nvml.NVMLError:
+        found = [handle for handle in _all_handles(nvml) if _text(nvml.nvmlDeviceGetUUID(handle)).startswith(word)]
+        if not word.startswith("GPU-") or len(found) != 1:
+            raise
+        return found[0]
+
+
+def _all_handles(nvml: Any) -> list[Any]:
+    return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
 
 
 def _card(nvml: Any, handle: Any) -> Card:
@@ -171,20 +184,19 @@ def _links(nvml: Any, handles: list[Any]) -> Iterable[CardLink]:
     for second in range(len(handles)):
         for first in range(second):
             pair = handles[first], handles[second]
-            yield CardLink(first, second, _link_kind(nvml, *pair), _has_p2p(nvml, *pair))
+            yield CardLink(first, second, _link_kind(nvml, *pair), _reaches(nvml, *pair, _P2P_READ))
 
 
 def _link_kind(nvml: Any, first: Any, second: Any) -> str:
-    """NVLink where the cards have any that is up, else the way over the bus."""
-    for link in range(_MAX_NVLINKS):
-        if _asked(nvml, partial(nvml.nvmlDeviceGetNvLinkState, first, link), default=0):
-            return "NVLink"
+    """NVLink where these two are joined by it, else the way over the bus."""
+    if _reaches(nvml, first, second, _P2P_NVLINK):
+        return "NVLink"
     level = _asked(nvml, lambda: nvml.nvmlDeviceGetTopologyCommonAncestor(first, second), default=None)
     return _LINKS.get(level, "an unknown link") if level is not None else "an unknown link"
 
 
-def _has_p2p(nvml: Any, first: Any, second: Any) -> bool:
-    status = _asked(nvml, lambda: nvml.nvmlDeviceGetP2PStatus(first, second, _P2P_READ), default=None)
+def _reaches(nvml: Any, first: Any, second: Any, how: int) -> bool:
+    status = _asked(nvml, lambda: nvml.nvmlDeviceGetP2PStatus(first, second, how), default=None)
     return bool(status == 0)
 
 

@@ -27,13 +27,17 @@ def gpu_visible(facts: Facts) -> Finding | None:
         measured = f"NVML says nothing: {inventory.nvml_problem}"
         remedy = "GPUs cannot be checked before the start. Install nvidia-ml-py: pip install 'octavo[nvml]'"
         return Finding("gpu-visible", Severity.WARNING, measured, limit, remedy)
-    measured = f"{len(inventory.cards)} visible: {', '.join(card.name for card in inventory.cards)}"
+    measured = f"{len(inventory.cards)} visible: {', '.join(map(_free, inventory.cards))}"
     if len(inventory.cards) >= wanted:
         return Finding("gpu-visible", Severity.OK, measured, limit)
     if inventory.visible_devices is not None:
         measured += f" (CUDA_VISIBLE_DEVICES={inventory.visible_devices})"
     remedy = f"Lower --tensor-parallel-size or --data-parallel-size, show more cards, {_ON_CPU}"
     return Finding("gpu-visible", Severity.FAILURE, measured, limit, remedy)
+
+
+def _free(card: Card) -> str:
+    return f"{card.name}, {format_bytes(card.free_bytes)} of {format_bytes(card.total_bytes)} free{_held_by(card)}"
 
 
 def _why_none(inventory: GpuInventory) -> tuple[str, str] | None:
@@ -106,10 +110,7 @@ def gpu_memory(facts: Facts) -> Finding | None:
     found = [(min(int(card.total_bytes * cards.utilization), card.free_bytes), card) for card in cards.used]
     room, card = min(found, key=lambda pair: pair[0])
     measured = f"weights and a step take {format_bytes(need)} of each card"
-    limit = (
-        f"{card.name} has {format_bytes(card.free_bytes)} of {format_bytes(card.total_bytes)} free{_held_by(card)}, "
-        f"and --gpu-memory-utilization is {cards.utilization:g}"
-    )
+    limit = f"they must fit into {_free(card)}, and into --gpu-memory-utilization {cards.utilization:g}"
     if need < room:
         return Finding("gpu-memory", Severity.OK, measured, limit)
     if need < card.free_bytes:
@@ -159,8 +160,11 @@ def gpu_slices(facts: Facts) -> Finding | None:
         remedy = "Set CUDA_VISIBLE_DEVICES to a slice's UUID, which `nvidia-smi -L` lists: MIG-..."
         return Finding("gpu-slices", Severity.FAILURE, measured, limit, remedy)
     measured = f"{len(cards.used)} MIG slices: {', '.join(card.uuid for card in cards.used)}"
-    if facts.model is not None and facts.model.num_local_ranks > 1:
-        remedy = "Slices cannot exchange sums: use whole cards, or --tensor-parallel-size 1"
+    if cards.num_devices > 1:
+        remedy = (
+            "CUDA shows a process one slice, and slices exchange no sums: use whole cards, or start a worker of one "
+            "rank for each slice, with that slice's UUID in its CUDA_VISIBLE_DEVICES"
+        )
         return Finding("gpu-slices", Severity.FAILURE, measured, limit, remedy)
     return Finding("gpu-slices", Severity.OK, measured, limit)
 

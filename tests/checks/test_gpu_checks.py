@@ -63,6 +63,13 @@ def test_why_no_gpu_can_be_used(changes: dict[str, object], measured: str, remed
     assert "--device cpu" in finding.remedy
 
 
+def test_each_visible_card_is_shown_with_its_free_memory_and_who_holds_the_rest() -> None:
+    busy = replace(H100, free_bytes=20 * GIB, users=(USED,))
+    measured = found(on_cards(inventory(H100, busy)), "gpu-visible").measured
+    first, second = "NVIDIA H100, 78.00 GiB of 80.00 GiB free", "NVIDIA H100, 20.00 GiB of 80.00 GiB free"
+    assert measured == f"2 visible: {first}, {second} (pid 77 60.00 GiB)"
+
+
 def test_without_nvml_a_start_goes_on_unchecked() -> None:
     finding = found(on_cards(inventory(nvml_problem="nvidia-ml-py is not installed")), "gpu-visible")
     assert finding.severity is Severity.WARNING
@@ -100,20 +107,22 @@ def test_what_nvml_reports_is_taken_in(tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia0").touch()
     (tmp_path / "dev/nvidiactl").touch()
-    busy = replace(H100, uuid="GPU-2", free_bytes=20 * GIB, users=(USED,), architecture=89)
-    nvml = FakeNvml([FakeCard(H100, has_nvlink=True, peers=frozenset({1})), FakeCard(busy), FakeCard(H100)])
+    busy = replace(H100, uuid="GPU-2f31", free_bytes=20 * GIB, users=(USED,), architecture=89)
+    nvml = FakeNvml([FakeCard(H100, frozenset({1}), joined=frozenset({1})), FakeCard(busy), FakeCard(H100)])
     whole = collect_gpus({}, tmp_path, nvml)
     assert whole.cards == (H100, busy, H100)
     assert [(link.first, link.second, link.kind, link.has_p2p) for link in whole.links] == [
         (0, 1, "NVLink", True),
-        (0, 2, "NVLink", False),
+        (0, 2, "several PCIe switches", False),
         (1, 2, "several PCIe switches", False),
     ]
     assert (whole.has_device_files, whole.has_kernel_driver, whole.in_container) == (True, False, False)
     assert (whole.software.driver_version, whole.software.driver_cuda) == ("580.65", (13, 0))
-    chosen = collect_gpus({"CUDA_VISIBLE_DEVICES": "GPU-2, 0"}, tmp_path, nvml)
-    assert [card.uuid for card in chosen.cards] == ["GPU-2", "GPU-1"]
-    # As CUDA does: what follows a card that is not there is not seen.
+    chosen = collect_gpus({"CUDA_VISIBLE_DEVICES": "GPU-2f31, 0"}, tmp_path, nvml)
+    assert [card.uuid for card in chosen.cards] == ["GPU-2f31", "GPU-1"]
+    # As CUDA does: a UUID may be cut short, and what follows a card that is not there is not seen.
+    assert collect_gpus({"CUDA_VISIBLE_DEVICES": "GPU-2f"}, tmp_path, nvml).cards == (busy,)
+    assert collect_gpus({"CUDA_VISIBLE_DEVICES": "GPU-"}, tmp_path, nvml).cards == ()
     assert [c.uuid for c in collect_gpus({"CUDA_VISIBLE_DEVICES": "0,9,1"}, tmp_path, nvml).cards] == ["GPU-1"]
     assert collect_gpus({"CUDA_VISIBLE_DEVICES": ""}, tmp_path, nvml).cards == ()
 
@@ -122,6 +131,16 @@ def test_a_slice_is_found_by_its_uuid(tmp_path: Path) -> None:
     part = Card("MIG-1", "H100 MIG 1g.10gb", 90, 10 * GIB, 9 * GIB, is_slice=True)
     nvml = FakeNvml([FakeCard(replace(H100, is_divided=True)), FakeCard(part)])
     assert collect_gpus({"CUDA_VISIBLE_DEVICES": "MIG-1"}, tmp_path, nvml).cards == (part,)
+
+
+def test_a_process_is_shown_one_slice() -> None:
+    part = Card("MIG-1", "H100 MIG 1g.10gb", 90, 10 * GIB, 9 * GIB, is_slice=True)
+    assert found(on_cards(inventory(part)), "gpu-slices").severity is Severity.OK
+    two = on_cards(inventory(part, replace(part, uuid="MIG-2")))
+    assert two.cards is not None
+    finding = found(replace(two, cards=replace(two.cards, num_devices=2)), "gpu-slices")
+    assert finding.severity is Severity.FAILURE
+    assert "start a worker of one rank for each slice" in finding.remedy
 
 
 def test_an_nvml_without_driver_says_why(tmp_path: Path) -> None:

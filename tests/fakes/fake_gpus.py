@@ -37,9 +37,9 @@ class FakeCard:
     """One card as NVML knows it."""
 
     card: Card
-    has_nvlink: bool = False
-    # Cards, by index, that it reads from.
+    # Cards, by index, that it reads from, and those that NVLink joins it to.
     peers: frozenset[int] = frozenset()
+    joined: frozenset[int] = frozenset()
 
 
 @dataclass
@@ -94,16 +94,12 @@ class FakeNvml:
     def nvmlDeviceGetName(self, handle: int) -> str:
         return self.cards[handle].card.name
 
-    def nvmlDeviceGetNvLinkState(self, handle: int, link: int) -> int:
-        if not self.cards[handle].has_nvlink:
-            raise NVMLError("Not Supported")
-        return int(link == 3)
-
     def nvmlDeviceGetTopologyCommonAncestor(self, first: int, second: int) -> int:
         return 20
 
     def nvmlDeviceGetP2PStatus(self, first: int, second: int, kind: int) -> int:
-        return 0 if second in self.cards[first].peers else 4
+        card = self.cards[first]
+        return 0 if second in {0: card.peers, 2: card.joined}[kind] else 4
 
     def nvmlSystemGetDriverVersion(self) -> str:
         return "580.65"
