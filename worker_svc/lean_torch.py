@@ -25,6 +25,8 @@ def import_torch() -> None:
     """Imports torch. Whoever imports what was left out gets it then."""
     # Devices that other packages would bring are none of ours: looking for them reads the metadata of all packages.
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    # CUDA's own order is by speed; nvidia-smi's is what checks and metrics number cards by.
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     if "torch" in sys.modules or not version("torch").startswith(TESTED_VERSIONS):
         return
     for name in _COMPILERS_OWN:
