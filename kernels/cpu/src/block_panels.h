@@ -66,13 +66,22 @@ struct BlockPanel {
                 codes[k * kStepBytes + column] = static_cast<uint8_t>(block.codes[k]);
     }
 
-    // The weights of a block, [kBlockDepths][kPanelColumns].
-    INLINE_STATIC void widen(const char* from, float* to) {
-        auto head = reinterpret_cast<const uint16_t*>(from);
-        const F16 steps[kHalves] = {load_half(head), load_half(head + kLanes)};
-        const F16 leasts[kHalves] = {load_half(head + kPanelColumns), load_half(head + kPanelColumns + kLanes)};
-        auto codes = reinterpret_cast<const uint8_t*>(from + kHeadBytes);
-        for (int64_t k = 0; k < kBlockDepths; k++, codes += kStepBytes, to += kPanelColumns) {
+    // What a block's codes stand for.
+    struct Head {
+        F16 steps[kHalves], leasts[kHalves];
+
+        explicit INLINE_MEMBER Head(const char* from) {
+            auto head = reinterpret_cast<const uint16_t*>(from);
+#pragma GCC unroll 2
+            for (int half = 0; half < kHalves; half++) {
+                steps[half] = load_half(head + half * kLanes);
+                leasts[half] = load_half(head + kPanelColumns + half * kLanes);
+            }
+        }
+
+        // The weights of one depth.
+        INLINE_MEMBER void decode(const char* from, F16 weights[kHalves]) const {
+            auto codes = reinterpret_cast<const uint8_t*>(from);
             I16 first, second;
             if (BITS == 4) {
                 I16 both = iload_u8(codes);
@@ -80,8 +89,20 @@ struct BlockPanel {
             } else {
                 first = iload_s8(codes), second = iload_s8(codes + kLanes);
             }
-            store(to, fma(steps[0], to_float(first), leasts[0]));
-            store(to + kLanes, fma(steps[1], to_float(second), leasts[1]));
+            weights[0] = fma(steps[0], to_float(first), leasts[0]);
+            weights[1] = fma(steps[1], to_float(second), leasts[1]);
+        }
+    };
+
+    // The weights of a block, [kBlockDepths][kPanelColumns].
+    INLINE_STATIC void widen(const char* from, float* to) {
+        const Head head(from);
+        from += kHeadBytes;
+        for (int64_t k = 0; k < kBlockDepths; k++, from += kStepBytes, to += kPanelColumns) {
+            F16 weights[kHalves];
+            head.decode(from, weights);
+            store(to, weights[0]);
+            store(to + kLanes, weights[1]);
         }
     }
 };

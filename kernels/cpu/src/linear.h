@@ -1,7 +1,6 @@
 // x @ weight.T + bias over panels, cut into tasks. What is computed, to the bit, tiles say (linear_tile.h).
 #pragma once
-#include "block_panels.h"
-#include "coded_tile.h"
+#include "decoded_tile.h"
 
 // Rows of a task are read once for each panel: so many bytes of them should stay in a second-level cache.
 constexpr int64_t kMaxInputBytes = 256 * 1024;
@@ -32,21 +31,29 @@ static void linear_task(Kind<Panel>, const octavo::LinearArgs& a, const float* x
     }
 }
 
-// As above over coded panels, of which a task has its rows in one tile.
-static void linear_task(Kind<CodedPanel>, const octavo::LinearArgs& a, const float* x, int64_t row, int64_t limit,
-                        int64_t begin, int64_t end) {
-    const int64_t panel_bytes = CodedPanel::bytes(a.depth);
+// As above over panels that are decoded in registers: the task has its rows, at most ROWS, in one tile.
+template <int ROWS, class Panel>
+static void decoded_task(Kind<Panel> kind, const octavo::LinearArgs& a, const void* panels, const float* x,
+                         int64_t row, int64_t limit, int64_t begin, int64_t end) {
+    const int64_t panel_bytes = Panel::bytes(a.depth);
     for (int64_t panel = begin; panel < end; panel++) {
-        auto at = static_cast<const char*>(a.coded) + panel * panel_bytes;
-        coded_rows(a, x, row, limit - row, *reinterpret_cast<const CodedPanel*>(at), panel, at + panel_bytes);
+        auto at = static_cast<const char*>(panels) + panel * panel_bytes;
+        decoded_rows<ROWS>(kind, a, x, row, limit - row, at, panel, at + panel_bytes);
     }
 }
 
-// As above over panels of blocks: as many depths as a first-level cache holds are widened, and meet all rows.
+static void linear_task(Kind<CodedPanel> kind, const octavo::LinearArgs& a, const float* x, int64_t row, int64_t limit,
+                        int64_t begin, int64_t end) {
+    decoded_task<kMaxCodedRows>(kind, a, a.coded, x, row, limit, begin, end);
+}
+
+// As above over panels of blocks. Of more rows than one tile's, as many depths as a first-level cache holds are widened
+// and meet all of them.
 template <int BITS>
-static void linear_task(Kind<BlockPanel<BITS>>, const octavo::LinearArgs& a, const float* x, int64_t row,
+static void linear_task(Kind<BlockPanel<BITS>> kind, const octavo::LinearArgs& a, const float* x, int64_t row,
                         int64_t limit, int64_t begin, int64_t end) {
     using Panel = BlockPanel<BITS>;
+    if (limit - row <= kMaxBlockRows) return decoded_task<kMaxBlockRows>(kind, a, a.panels, x, row, limit, begin, end);
     const int64_t panel_bytes = Panel::bytes(a.depth), tiles = num_tiles(row, limit);
     const int64_t step_bytes = (panel_bytes / a.depth + tiles - 1) / tiles;
     float* sums = tile_sums(limit - row, 1);
