@@ -76,8 +76,7 @@ class Nvcc:
 
     @property
     def version(self) -> str:
-        command = [str(self.path), "--version"]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        return self._run("--version")
 
     def compile(self, source: Path, arch: str) -> bytes:
         """A cubin for an architecture such as "90a". Raises CudaUnavailable with the compiler's errors."""
@@ -85,8 +84,15 @@ class Nvcc:
             target = Path(scratch) / "built.cubin"
             generate = f"arch=compute_{arch},code=sm_{arch}"
             options = ["-cubin", "-O3", "-std=c++17", f"-gencode={generate}", "-o", str(target)]
-            command = [str(self.path), *options, str(source)]
-            result = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-            if result.returncode:
-                raise CudaUnavailable(f"{' '.join(command)} failed:\n{result.stderr[-4000:]}")
+            self._run(*options, str(source))
             return target.read_bytes()
+
+    def _run(self, *arguments: str) -> str:
+        command = [str(self.path), *arguments]
+        try:
+            result = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise CudaUnavailable(f"{' '.join(command)} took more than {_TIMEOUT_S} s") from error
+        if result.returncode:
+            raise CudaUnavailable(f"{' '.join(command)} failed:\n{result.stderr[-4000:]}")
+        return result.stdout

@@ -77,6 +77,16 @@ def test_without_a_compiler_the_reason_is_given(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("without_nvcc")
+def test_a_compiler_that_does_not_run_is_a_reason_too(tmp_path: Path) -> None:
+    """The start goes on: the Triton kernel copies."""
+    broken = tmp_path / "nvcc"
+    broken.write_text("#!/bin/sh\necho 'no licence' >&2\nexit 3\n")
+    broken.chmod(0o755)
+    with pytest.raises(CudaUnavailable, match=r"nvcc --version failed:\nno licence"):
+        compile_cubin(SOURCE, 90, tmp_path / "cache")
+
+
+@pytest.mark.usefixtures("without_nvcc")
 @pytest.mark.skipif(find_nvrtc() is None, reason="NVRTC is not installed; torch's CUDA builds bring it")
 @pytest.mark.parametrize("capability", [80, 90])
 def test_nvrtc_compiles_where_there_is_no_nvcc(tmp_path: Path, capability: int) -> None:
