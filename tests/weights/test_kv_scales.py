@@ -22,6 +22,7 @@ def source(directory: Path, tensors: dict[str, torch.Tensor]) -> ModelSource:
         ("self_attn.k_scale", "self_attn.v_scale"),
         ("self_attn.attn.k_scale", "self_attn.attn.v_scale"),
         ("self_attn.k_proj.k_scale", "self_attn.v_proj.v_scale"),
+        ("self_attn.qkv_proj.k_scale", "self_attn.qkv_proj.v_scale"),
         ("self_attn.k_proj.output_scale", "self_attn.v_proj.output_scale"),
     ],
 )

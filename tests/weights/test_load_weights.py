@@ -84,8 +84,10 @@ def test_f50_missing_renamed_extra_and_misshapen_tensors_are_one_error(tmp_path:
     ]
 
 
-def test_a_tied_head_and_rotary_buffers_may_be_there(tmp_path: Path) -> None:
+def test_a_tied_head_rotary_buffers_and_scales_of_attention_may_be_there(tmp_path: Path) -> None:
     weights = tiny_checkpoints.random_weights()
+    for name in ("attn.q_scale", "attn.prob_scale", "q_scale", "k_scale", "qkv_proj.v_scale", "k_proj.output_scale"):
+        weights[f"model.layers.0.self_attn.{name}"] = torch.tensor(1.0)
     weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
     tied = {name: shape for name, shape in EXPECTED.items() if name != "lm_head.weight"}
     assert tiny_checkpoints.load_all(_checkpoint(tmp_path, weights), torch.float32, tied).keys() == tied.keys()

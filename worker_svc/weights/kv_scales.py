@@ -15,7 +15,7 @@ from worker_svc.weights.safetensors_checkpoint import SafetensorsCheckpoint
 Scales = tuple[tuple[float, float], ...]
 
 # Below model.layers.N: for keys and values each, the first that is there; the last is one number for both.
-_PLACES = ("self_attn", "self_attn.attn")
+_PLACES = ("self_attn", "self_attn.attn", "self_attn.qkv_proj")
 _KEY_NAMES = (*(f"{place}.k_scale" for place in _PLACES), "self_attn.k_proj.k_scale", "self_attn.k_proj.output_scale")
 _VALUE_NAMES = (*(f"{place}.v_scale" for place in _PLACES), "self_attn.v_proj.v_scale", "self_attn.v_proj.output_scale")
 _SHARED_NAMES = ("self_attn.kv_scale",)

@@ -20,8 +20,10 @@ from worker_svc.weights.gguf_cache import gguf_weights_file
 from worker_svc.weights.quantized_checkpoint import QuantizedCheckpoint
 from worker_svc.weights.safetensors_checkpoint import SafetensorsCheckpoint
 
-# Buffers that older exporters saved along, which the model computes; and scales of an fp8 KV cache: kv_scales.py.
-_IGNORED = ("*rotary_emb.inv_freq", "*.k_scale", "*.v_scale", "*.kv_scale", "*_proj.output_scale")
+# Buffers that older exporters saved along, which the model computes; scales of an fp8 KV cache, which kv_scales.py
+# reads, and of queries and weights of attention, which are not quantized here.
+_KV_SCALES = ("*.k_scale", "*.v_scale", "*.kv_scale", "*_proj.output_scale")
+_IGNORED = ("*rotary_emb.inv_freq", *_KV_SCALES, "*self_attn*.q_scale", "*self_attn*.prob_scale")
 _TIED_HEAD = "lm_head.weight"
 _STORED_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
