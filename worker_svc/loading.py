@@ -33,7 +33,7 @@ from worker_svc.grammar import GrammarCompiler, load_grammar_vocabulary
 from worker_svc.model.build import build_decoder
 from worker_svc.model.decoder import Decoder
 from worker_svc.model_files import DTYPES, FoundModel, Vocabulary, find_model, fingerprint_of, read_vocabulary
-from worker_svc.parallel.agreement import require_equal
+from worker_svc.parallel.agreement import require_same_numerics, require_same_options
 from worker_svc.parallel.group import ALONE, Membership, TPGroup
 from worker_svc.process_memory import return_freed_memory
 from worker_svc.profiling import StepMemory, measure_steps
@@ -78,6 +78,7 @@ def load(
     num_cpus = max(1, usable_cpus() // ranks.num_local_ranks)
     place = open_place(config, ranks, num_cpus)
     device, torch_device, backend, meter = place.device, place.torch_device, place.backend, place.meter
+    require_same_options(ranks.group, config)
     with phases.phase("model"):
         model = find_model(config, ranks, is_on_cpu=meter is None)
     with phases.phase("tokenizer"):
@@ -96,7 +97,7 @@ def load(
     info = _model_info(config, model, vocabulary, backend, fingerprint, ranks.group)
     info.name = config.served_model_name or served_name(config.model)
     with phases.phase("kv"):
-        require_equal(ranks.group, info, config)
+        require_same_numerics(ranks.group, info)
         graph_rows = () if config.enforce_eager or meter is None else graph_sizes(config.max_num_seqs)
 
         def parts_over(cache: KVCache, host_cache: KVCache | None = None) -> RunnerParts:

@@ -13,16 +13,25 @@ from worker_svc.config import WorkerConfig
 from worker_svc.parallel.group import TPGroup
 
 
-def require_equal(group: TPGroup, info: types_pb2.ModelInfo, config: WorkerConfig) -> None:
-    """That all ranks compute alike, in steps of the same shapes: one answer comes from all of them.
+def require_same_options(group: TPGroup, config: WorkerConfig) -> None:
+    """That all ranks make steps of the same shapes, and add up in the same way: before the first sum.
 
-    Raises StartError, on every rank alike, with what this one has.
+    Raises StartError, on every rank alike, with what this one was told.
     """
-    facts = (
-        f"numerics {info.numerics}, --max-model-len {info.max_model_len}, --block-size {config.block_size}, "
-        f"--max-num-seqs {config.max_num_seqs}, --max-num-batched-tokens {config.max_num_batched_tokens}, "
-        f"--swap-space {config.swap_space:g}"
+    _require_equal(
+        group,
+        f"--block-size {config.block_size}, --max-num-seqs {config.max_num_seqs}, "
+        f"--max-num-batched-tokens {config.max_num_batched_tokens}, --swap-space {config.swap_space:g}, "
+        f"--enforce-eager {config.enforce_eager}, --batch-invariant {config.batch_invariant}",
     )
+
+
+def require_same_numerics(group: TPGroup, info: types_pb2.ModelInfo) -> None:
+    """That all ranks compute alike: one answer comes from all of them. Raises StartError as `require_same_options`."""
+    _require_equal(group, f"numerics {info.numerics}, --max-model-len {info.max_model_len}")
+
+
+def _require_equal(group: TPGroup, facts: str) -> None:
     number = int.from_bytes(hashlib.sha256(facts.encode()).digest()[:7], "big")
     # The least of a number and of its negative are that number on all ranks only if all have the same.
     if group.minimum((number, -number)) != (number, -number):
