@@ -20,6 +20,10 @@ from worker_svc.device.memory import CardMemory
 from worker_svc.model.config import ModelConfig
 from worker_svc.model.names import layer_vector_items
 
+# One of so many parts of a card stays free where the KV cache would take all that others leave: fragments between
+# tensors, and what libraries load once they need it.
+_UNSEEN_SHARE = 50
+
 
 def model_shape(model: ModelConfig, max_model_len: int) -> ModelShape:
     """The numbers of the model that decide its memory."""
@@ -125,18 +129,20 @@ def size_card_memory(
 ) -> WorkerMemory:
     """Sizes the KV cache of a rank on a GPU: `card` was read with the weights loaded, the rest was measured.
 
-    The cache takes what is left of --gpu-memory-utilization of the card, as far as other processes leave it free.
-    Raises StartError when it does not fit, naming the option to change and to what.
+    The cache takes what is left of --gpu-memory-utilization of the card, as far as other processes leave it free, but
+    for a little that no measurement sees. Raises StartError when it does not fit, naming the option to change and to
+    what.
     """
     share = config.gpu_memory_utilization
     own_room = int(card.total_bytes * share) - card.own_bytes - workspace_bytes - graph_bytes
     free_room = card.free_bytes - workspace_bytes - graph_bytes
-    room = max(0, min(own_room, free_room))
+    left_room = free_room - card.total_bytes // _UNSEEN_SHARE
+    room = max(0, min(own_room, left_room))
     if config.num_kv_blocks is not None:
         num_blocks, reason, room = config.num_kv_blocks, "--num-kv-blocks", max(0, free_room)
     elif config.kv_cache_memory is not None:
         num_blocks, reason, room = config.kv_cache_memory // block_bytes, "--kv-cache-memory", max(0, free_room)
-    elif own_room <= free_room:
+    elif own_room <= left_room:
         num_blocks, reason = room // block_bytes, f"what --gpu-memory-utilization {share:g} leaves"
     else:
         num_blocks, reason = room // block_bytes, "what other processes leave free"
@@ -147,7 +153,7 @@ def size_card_memory(
             f"{format_bytes(workspace_bytes)}, graphs {format_bytes(graph_bytes)}, other processes "
             f"{format_bytes(card.others_bytes)}"
         )
-        remedy = _card_remedy(pool, card, room, own_room < free_room, graph_bytes)
+        remedy = _card_remedy(pool, card, room, own_room < left_room, graph_bytes)
         raise StartError(
             f"the KV cache has {format_bytes(room)}, {num_blocks} blocks ({reason}) take "
             f"{format_bytes(max(1, num_blocks) * block_bytes)}: {held}; {remedy}"
@@ -171,7 +177,8 @@ def _card_remedy(pool: KvPool, card: CardMemory, room: int, is_share_short: bool
     smaller = "lower --max-num-batched-tokens or --max-num-seqs" + (", give --enforce-eager" if graph_bytes else "")
     if is_share_short:
         # As much as is free now, rounded down.
-        most = int(100 * (card.own_bytes + card.free_bytes) / card.total_bytes) / 100
+        unseen_bytes = card.total_bytes // _UNSEEN_SHARE
+        most = int(100 * (card.own_bytes + card.free_bytes - unseen_bytes) / card.total_bytes) / 100
         return f"use --gpu-memory-utilization {min(most, 0.99):g}, or {smaller}"
     return f"free memory of the card, {smaller}, or divide the model with --tensor-parallel-size"
 

@@ -73,24 +73,30 @@ def _graph_bytes(meter: Meter, parts: RunnerParts, limits: RunnerLimits) -> int:
 
 
 def _largest_step(limits: RunnerLimits, tokens_each: int, num_blocks: int) -> worker_pb2.StepPlan:
-    """Every slot admitted and run, with what sampling does at its most."""
+    """Every slot admitted and run, with what sampling does at its most.
+
+    The first row's context is the longest there can be: partial results of attention are sized by it.
+    """
     sampling = types_pb2.SamplingParams(
         temperature=1.0, top_k=50, top_p=0.9, repetition_penalty=1.1, max_tokens=1, seed=1, num_logprobs=1
     )
-    rows = range(limits.rows.num_slots)
+    rows, block_size = range(limits.rows.num_slots), limits.rows.block_size
+    longest = (limits.rows.max_model_len - 1 - tokens_each) // block_size * block_size
+    starts = [longest, *[0] * (len(rows) - 1)]
     return worker_pb2.StepPlan(
         step=1,
         admissions=[
             worker_pb2.Admission(
                 slot=slot,
-                token_ids=[0] * tokens_each,
-                num_prompt_tokens=tokens_each,
-                block_ids=range(num_blocks),
+                token_ids=[0] * (start + tokens_each),
+                num_prompt_tokens=start + tokens_each,
+                num_computed_tokens=start,
+                block_ids=[place % num_blocks for place in range(-(-(start + tokens_each) // block_size))],
                 sampling=sampling,
             )
-            for slot in rows
+            for slot, start in zip(rows, starts, strict=True)
         ],
         row_slots=rows,
-        row_starts=[0] * len(rows),
+        row_starts=starts,
         row_counts=[tokens_each] * len(rows),
     )
