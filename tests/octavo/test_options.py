@@ -212,6 +212,12 @@ def test_a_worker_refuses_more_sequences_than_a_step_has_tokens() -> None:
         WorkerConfig(max_num_batched_tokens=32)
 
 
+def test_a_worker_refuses_blocks_that_attention_cannot_divide() -> None:
+    with pytest.raises(OptionError, match="--block-size 24: does not divide 256"):
+        WorkerConfig(block_size=24)
+    assert WorkerConfig(block_size=24, simulate=True).block_size == 24
+
+
 @dataclass(frozen=True)
 class Shelf:
     spices: tuple[str, ...] = option((), "Spices.", flag="--spice", kind="repeated")
