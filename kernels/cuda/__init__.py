@@ -1,1 +1,1 @@
-"""Kernels in CUDA C++, where it serves better than Triton. Optional: compiled at first use, and cached."""
+"""Kernels in CUDA C++, where it serves better than Triton: compiled at first use, and cached; and memory for them."""

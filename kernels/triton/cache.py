@@ -8,6 +8,7 @@ itself.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from kernels.api import KVCacheSpec
 from kernels.blocks import block_index, check_block_size, check_canonical, check_copy, check_layer, no_room
 from kernels.cuda.block_copies import UNIT_BYTES, open_block_copier
+from kernels.cuda.host_memory import pinned_zeros
 from kernels.triton.launch import UNFUSED
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
@@ -55,17 +57,22 @@ def allocate(spec: KVCacheSpec, device: torch.device, pinned: bool) -> TritonCac
     torch.OutOfMemoryError when it does not fit.
     """
     _check_spec(spec)
-    if pinned and device.type == "cuda":
-        open_block_copier(device)  # now, and not while serving
     shape = (spec.num_layers, 2, spec.num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim)
-    place = torch.device("cpu") if pinned else device
+    unpin = None
     try:
-        data = torch.zeros(shape, dtype=spec.dtype, device=place, pin_memory=pinned and device.type == "cuda")
+        if pinned and device.type == "cuda":
+            open_block_copier(device)  # now, and not while serving
+            data, unpin = pinned_zeros(shape, spec.dtype)
+        else:
+            data = torch.zeros(shape, dtype=spec.dtype, device="cpu" if pinned else device)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
         raise no_room(spec) from error
-    return TritonCache(spec, data, tuple((layer[0], layer[1]) for layer in data))
+    cache = TritonCache(spec, data, tuple((layer[0], layer[1]) for layer in data))
+    if unpin is not None:
+        weakref.finalize(cache, unpin).atexit = False
+    return cache
 
 
 def _check_spec(spec: KVCacheSpec) -> None:
@@ -97,13 +104,12 @@ def copy_blocks(src: TritonCache, src_ids: Sequence[int], dst: TritonCache, dst_
     spec = src.spec
     copier = open_block_copier(device) if device.type == "cuda" and src.data.device != dst.data.device else None
     if copier is not None and spec.bytes_per_block % (2 * spec.num_layers * UNIT_BYTES) == 0:
-        pairs = torch.stack((reads, writes)).to(device, non_blocking=True)
-        return copier.copy(_planes(src.data), _planes(dst.data), pairs)
+        return copier.copy(_planes(src.data), _planes(dst.data), _placed(reads, writes, device))
     block_words = spec.num_kv_heads * spec.block_size * spec.head_dim * spec.dtype.itemsize // 4
     _copy_blocks[(len(src_ids), 2 * spec.num_layers)](
         src.data.view(torch.int32),
         dst.data.view(torch.int32),
-        torch.stack((reads, writes)).to(device, non_blocking=True),
+        _placed(reads, writes, device),
         len(src_ids),
         spec.num_blocks * block_words,
         dst.spec.num_blocks * block_words,
@@ -112,6 +118,12 @@ def copy_blocks(src: TritonCache, src_ids: Sequence[int], dst: TritonCache, dst_
         num_warps=4,
         **UNFUSED,
     )
+
+
+def _placed(reads: Tensor, writes: Tensor, device: torch.device) -> Tensor:
+    """[2, n] int64 on the device. Through pinned memory: from other memory a copy may wait for what the stream does."""
+    pairs = torch.stack((reads, writes))
+    return pairs.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else pairs
 
 
 def export_blocks(cache: TritonCache, layer: int, block_ids: Sequence[int]) -> Tensor:
