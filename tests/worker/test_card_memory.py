@@ -104,6 +104,8 @@ def test_the_largest_step_and_the_graphs_are_measured(tiny_directory: Path) -> N
     assert found.workspace_bytes == 123
     # Sizes 1, 2, 4, 6: the first takes 1000, two more 80 together.
     assert found.graph_bytes == 1000 + 3 * 40
+    # The largest first: the others find room in what it took.
+    assert [num_tokens for _, num_tokens in backend.planned[2:]] == [6, 6, 4, 2]
     assert device.num_graphs == 1 + 3
     assert meter.num_works == 3
 

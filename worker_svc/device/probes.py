@@ -36,8 +36,8 @@ def prove_kernels(backend: Backend, spec: KVCacheSpec, num_heads: int, dtype: to
     except Exception as error:  # whatever a compiler, a driver or a card says
         raise StartError(
             f"the kernels cannot be launched on {card}: {type(error).__name__}: {error}; `octavo doctor` compares "
-            "driver, CUDA and card. Triton needs a C compiler (gcc or clang) and Python's headers where it runs: install "
-            "them, update driver and Triton, or give --device cpu"
+            "driver, CUDA and card. Triton needs a C compiler (gcc or clang) and Python's headers where it runs: "
+            "install them, update driver and Triton, or give --device cpu"
         ) from error
     expected = _attended(ReferenceBackend(), spec, num_heads, dtype, torch.device("cpu"))
     error_share = float((found.cpu() - expected).norm() / expected.norm())
