@@ -9,7 +9,7 @@ itself.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -71,8 +71,14 @@ def allocate(spec: KVCacheSpec, device: torch.device, pinned: bool) -> TritonCac
         raise no_room(spec) from error
     cache = TritonCache(spec, data, tuple((layer[0], layer[1]) for layer in data))
     if unpin is not None:
-        weakref.finalize(cache, unpin).atexit = False
+        weakref.finalize(cache, _let_go, device, unpin).atexit = False
     return cache
+
+
+def _let_go(device: torch.device, unpin: Callable[[], None]) -> None:
+    """Of pinned memory, in which copies may still be at work."""
+    torch.cuda.synchronize(device)
+    unpin()
 
 
 def _check_spec(spec: KVCacheSpec) -> None:
