@@ -47,8 +47,4 @@ def open_device(torch_device: torch.device, config: WorkerConfig) -> Device:
         return CPU
     from worker_svc.device.cuda import CudaDevice
 
-    if config.batch_invariant:
-        # Split sums would be rounded to 16 bits before they are added.
-        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     return CudaDevice(torch_device, config.nvtx)
