@@ -27,7 +27,11 @@ TOKENS = counter(
 )
 SAMPLED = counter("octavo_worker_sampled_tokens_total", "Tokens sampled, end tokens included.", "model")
 IDLE = counter("octavo_worker_idle_seconds_total", "Time between two steps: waiting for a plan.", "model")
-COPY = counter("octavo_worker_copy_seconds_total", "Time in copies of KV blocks between the tiers.", "model")
+COPY = counter(
+    "octavo_worker_copy_seconds_total",
+    "Time in copies of KV blocks between the tiers, of those that ended with their step.",
+    "model",
+)
 NUMERIC_ERRORS = counter(
     "octavo_numeric_errors_total", "Sequences ended because their logits held NaN or infinity.", "model"
 )
