@@ -41,6 +41,8 @@ class Replica:
         self.max_unanswered_plans = limits.max_unanswered_plans
         self.blocked_at: tuple[Limit, tuple[int, ...]] | None = None
         """Why nothing that waits fitted, and the state of queue and memory then (admission)."""
+        self.had_no_room = False
+        """Whether the plan before left somebody waiting for want of slots, blocks or tokens (scheduler)."""
         self.is_draining = False
         """Whether nothing more may enter (scheduler)."""
         self.rates = StepRates()

@@ -39,6 +39,9 @@ from scheduler_svc.core.types import (
     Ticked,
 )
 
+_NO_ROOM = frozenset((Limit.SLOTS, Limit.BLOCKS, Limit.GROWTH, Limit.TOKENS, Limit.PREFILL_CAP))
+"""Why somebody waits who would start if others left or were done."""
+
 
 class Scheduler:
     """All sequences and replicas of one scheduler process."""
@@ -182,11 +185,13 @@ class Scheduler:
         replica.share_tokens(draft, others_wait=self.admissions.someone_may_enter(replica))
         limit = self.admissions.admit(replica, self.fleet.of_model(replica.spec.model), draft)
         plan = replica.close_step(draft)
+        events = [*expired, *told.of_step(self.ledger, replica, draft, now)]
+        replica.had_no_room = limit in _NO_ROOM
         if limit is Limit.NOTHING_WAITING and draft.was_cut_short:
             limit = draft.token_limit
         if plan is not None:
             replica.counters.limits[limit] += 1
-        return Planned(plan, [*expired, *told.of_step(self.ledger, replica, draft, now)], limit)
+        return Planned(plan, events, limit)
 
     def complete(self, replica_id: int, result: StepResult, now: int) -> list[Event]:
         """Takes the answer to the replica's oldest unanswered plan. Call `plan` for it afterwards.

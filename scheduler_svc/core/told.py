@@ -52,7 +52,10 @@ def of_step(ledger: Ledger, replica: Replica, draft: StepDraft, now: int) -> lis
     events += [_started(ledger, replica, sequence, num, now) for sequence, num in draft.admissions.items()]
     if draft.admissions:
         num_tokens = sum(len(sequence.token_ids) for sequence in draft.admissions)
-        ledger.room.pace(model).note_starts(len(draft.admissions), num_tokens, now)
+        if replica.had_no_room:
+            ledger.room.pace(model).note_starts(len(draft.admissions), num_tokens, now)
+        else:
+            ledger.room.pace(model).note_found_room(now)
         ledger.note_if_empty(model)
     return events
 

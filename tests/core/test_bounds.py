@@ -82,6 +82,40 @@ def test_the_expected_start_is_as_many_starts_away_as_go_before_it() -> None:
     assert [(event.position, event.eta_ns) for event in told] == [(0, 1000), (1, 2000), (2, 3000)]
 
 
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_starts_that_found_room_say_nothing_of_how_fast_room_comes(num_replicas: int) -> None:
+    """However light the load was, a burst is told its own wait."""
+    house = House(CoreLimits(max_num_seqs=1, max_waiting=2))
+    for replica_id in range(1, num_replicas + 1):
+        house.attach(spec(replica_id))
+
+    def run_until_idle() -> int:
+        began_ns = house.now
+        while house.scheduler.sequences:
+            for replica_id in house.replicas:
+                house.step(replica_id)
+        return house.now - began_ns
+
+    def fill() -> None:
+        for n in range(num_replicas):
+            house.submit([n], max_tokens=20)
+        for replica_id in house.replicas:
+            house.step(replica_id)
+
+    for n in range(10):
+        house.submit([n], max_tokens=20)
+        alone_ns = run_until_idle()
+    fill()
+    for n in range(2):
+        told = event_of(house.submit([n], queue_events=True))
+    assert (told.position, told.eta_ns, refusal(house, [1]).retry_after_ns) == (1, None, 10**9)
+    run_until_idle()
+    fill()
+    told = event_of(house.submit([1], queue_events=True))
+    assert told.eta_ns is not None
+    assert 0.4 * alone_ns < told.eta_ns < 1.2 * alone_ns
+
+
 def test_who_has_started_is_told_no_place() -> None:
     house = House()
     house.attach(spec())
@@ -105,6 +139,11 @@ def test_the_pace_counts_only_time_in_which_somebody_waited() -> None:
     assert pace.interval_ns(901_000) == 500
     assert pace.interval_ns(905_000) == 4000  # nothing has started for longer than that
     assert pace.retry_after_ns(0, 40, 901_000) == 2000  # tokens of four
+    pace.note_starts(20, 400, 941_000)  # one in 2000 ns, of twice the tokens: the earlier ones hardly count any more
+    assert pace.interval_ns(941_000) == pytest.approx(2000, rel=0.1)
+    assert pace.retry_after_ns(0, 400, 941_000) == pytest.approx(20 * 2000, rel=0.1)
+    pace.note_starts(1, 40, 943_000)
+    assert pace.retry_after_ns(0, 400, 943_000) == pytest.approx(20 * 2000, rel=0.2)  # and a single one does as little
 
 
 def test_places_and_times_are_told_when_they_change() -> None:

@@ -138,8 +138,7 @@ def test_one_that_would_miss_its_deadline_is_refused_by_the_backlog() -> None:
     house = one_by_one()
     for n in range(12):
         house.submit([n, n], max_tokens=2)
-        for _ in range(3):
-            house.step()
+    house.drain()
     for n in range(10):
         house.submit([n], max_tokens=50)
     house.step()
@@ -157,8 +156,7 @@ def paced() -> House:
     house = one_by_one()
     for n in range(12):
         house.submit([n, n], max_tokens=2)
-        for _ in range(3):
-            house.step()
+    house.drain()
     house.submit([40], max_tokens=50)
     house.step()
     return house
