@@ -146,6 +146,6 @@ def _next(queue: AnyQueue, seen: set[Sequence]) -> Sequence | None:
     return None
 
 
-def _state(queue: AnyQueue, replica: Replica) -> tuple[int, int, int]:
-    """While this stands still, what did not fit does not fit."""
-    return (queue.num_changes, replica.kv.pool.num_releases, replica.rows.num_exits)
+def _state(queue: AnyQueue, replica: Replica) -> tuple[int, int]:
+    """While this stands still, what did not fit does not fit: blocks and slots come free when somebody leaves."""
+    return (queue.num_changes, replica.rows.num_exits)

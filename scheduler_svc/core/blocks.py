@@ -15,14 +15,12 @@ from collections.abc import Container, Sequence
 class BlockPool:
     """Reference-counted blocks 0 .. num_blocks - 1. A block is idle exactly when nobody holds it."""
 
-    __slots__ = ("_blank", "_kept", "_num_fresh", "holds", "num_blocks", "num_releases")
+    __slots__ = ("_blank", "_kept", "_num_fresh", "holds", "num_blocks")
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.holds = [0] * num_blocks
         """How often each block is held. Others read it; only the pool writes it."""
-        self.num_releases = 0
-        """Blocks that became idle so far: while it stands still, no allocation that failed can succeed."""
         self._num_fresh = num_blocks
         self._blank: list[int] = []
         self._kept: OrderedDict[int, None] = OrderedDict()
@@ -77,7 +75,6 @@ class BlockPool:
                 raise ValueError(f"block {block} is released but not held")
             holds[block] -= 1
             if holds[block] == 0:
-                self.num_releases += 1
                 if block in findable:
                     self._kept[block] = None
                 else:
