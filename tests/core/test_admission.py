@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from scheduler_svc.core.group_places import GroupPlaces
 from scheduler_svc.core.plan import Limit
 from scheduler_svc.core.types import (
     CoreLimits,
@@ -15,6 +16,7 @@ from scheduler_svc.core.types import (
     Queued,
     RefusalReason,
     Refused,
+    Request,
     Scheduled,
 )
 from tests.core.house import House, Stream, spec
@@ -185,6 +187,44 @@ def test_places_of_a_group_count_for_its_tenant_and_in_tokens() -> None:
     house.submit([9], tenant="a")
 
 
+def test_tokens_kept_for_a_group_count_for_its_tenant() -> None:
+    house = House(CoreLimits(max_waiting_tokens_per_tenant=20))
+    house.attach(spec())
+    house.submit([1] * 5, group_id="g", group_size=3, tenant="a")
+    assert "waiting tokens of tenant 'a'" in str(refusal(house, [9] * 6, tenant="a"))
+    house.submit([9] * 5, tenant="a")
+
+
+def test_groups_of_two_routers_are_two_whatever_they_are_called() -> None:
+    house = House(CoreLimits(max_waiting=3))
+    house.attach(spec())
+    house.submit([1], group_id="g", group_size=2, router_id=1)
+    house.submit([1], group_id="g", group_size=1, router_id=2)
+    refusal(house, [1], group_id="g", group_size=2, router_id=2)
+    house.submit([1], group_id="g", group_size=2, router_id=1)
+
+
+def test_a_resumed_member_of_a_group_takes_no_place_of_it() -> None:
+    house = House(CoreLimits(max_waiting=3))
+    house.attach(spec())
+    members: dict[str, Any] = {"group_id": "g", "group_size": 2}
+    house.submit([1], **members)
+    house.submit([1], attempt=2, **members)
+    refusal(house, [9])  # the second member's place is kept
+    assert refusal(house, [1], attempt=2, deadline_ns=0, **members).reason is RefusalReason.DEADLINE
+    house.submit([1], **members)
+
+
+def test_late_members_are_expected_of_the_latest_groups_alone() -> None:
+    places = GroupPlaces()
+    requests = [Request(n, "model", [1], 5, group_id=f"g{n}", group_size=2) for n in range(2000)]
+    for request in requests:
+        places.note_accepted(request)
+        places.note_ended(request)
+    assert (places.has_for(requests[0]), places.has_for(requests[-1])) == (False, True)
+    assert places.check()
+
+
 def test_order_is_priority_then_age_then_submission() -> None:
     house = House(CoreLimits(max_num_seqs=1))
     house.attach(spec())
@@ -243,6 +283,22 @@ def test_f34_a_big_prompt_does_not_block_small_ones_nor_they_it() -> None:
             break
     assert big.is_running
     assert not running.is_live
+    house.drain()
+    house.check_outcomes()
+
+
+@pytest.mark.parametrize(("num_big", "is_reached"), [(15, True), (16, False)])
+def test_few_are_looked_at_to_find_one_that_fits(num_big: int, is_reached: bool) -> None:
+    """So that a step costs no more however many wait."""
+    house = House(CoreLimits(expected_output_tokens=0))
+    house.attach(spec(num_slots=8))
+    house.submit(range(28), max_tokens=12)
+    house.step()
+    for n in range(num_big):
+        house.submit([n] * 56, max_tokens=2)
+    small = house.submit([40], max_tokens=2)
+    house.step()
+    assert small.is_running is is_reached
     house.drain()
     house.check_outcomes()
 

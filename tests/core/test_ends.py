@@ -71,6 +71,32 @@ def test_a_lost_replica_names_its_suspects() -> None:
     assert all(stream.is_live for stream in waiting)
 
 
+def test_of_what_a_lost_replica_ran_the_best_ends_first() -> None:
+    """An order that does not depend on where objects are in memory: a replay makes it again."""
+    house = House()
+    house.resubmits = False
+    house.attach(spec(num_slots=4))
+    for priority in (3, 5, 2, 4):
+        house.submit([priority], max_tokens=9, priority=priority)
+    house.make_plan()
+    for priority in (1, 0):  # displace two, which settle
+        house.submit([priority], max_tokens=9, priority=priority)
+    house.make_plan()
+    assert [sequence.state.value for sequence in house.scheduler.sequences.values()].count("settling") == 2
+    events = house.scheduler.detach(1, house.now)
+    priorities = [house.streams[event.sequence_id].request.priority for event in events]
+    assert priorities == [0, 1, 2, 3, 4, 5]
+
+
+def test_what_ended_and_was_not_delivered_has_not_ended_well() -> None:
+    house = House()
+    house.resubmits = False
+    house.attach(spec()).unreachable_routers = {0}
+    stream = house.submit([1, 2], max_tokens=1)
+    house.step()
+    assert stream.outcome == Ended(1, EndReason.UNDELIVERED)
+
+
 def test_a_row_in_no_unanswered_plan_is_no_suspect() -> None:
     house = House()
     house.resubmits = False

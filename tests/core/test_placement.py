@@ -98,6 +98,53 @@ def test_a_promise_is_void_when_a_better_one_took_the_slot() -> None:
     assert replica_of(stream) == 1
 
 
+@pytest.mark.parametrize(
+    ("second", "better"),
+    [
+        ({"num_device_blocks": 8}, {"prompt": range(40, 56), "max_tokens": 9}),
+        ({"num_device_blocks": 20}, {"prompt": range(40, 57), "max_tokens": 60}),
+        ({}, {"prompt": [40, 41], "max_tokens": 9, "crash_group_sizes": (2,)}),
+    ],
+    ids=["blocks", "room for growth", "rows beside a suspect"],
+)
+def test_a_promise_is_void_when_a_better_one_took(second: dict[str, Any], better: dict[str, Any]) -> None:
+    house = with_prefix(CoreLimits(), **second)
+    stream = house.submit([*range(16), *range(20, 33)], max_tokens=60)
+    assert house.plan(1).limited_by is Limit.PLACEMENT
+    house.drain_replica(1)
+    house.submit(priority=-1, **better)
+    house.make_plan(2)
+    assert not stream.is_running
+    house.scheduler.undrain(1, house.now)
+    house.make_plan(1)
+    assert replica_of(stream) == 1
+
+
+def test_a_promise_to_a_suspect_is_void_where_others_run_now() -> None:
+    house = with_prefix()
+    stream = house.submit(range(17), max_tokens=9, crash_group_sizes=(2,))
+    assert house.plan(1).limited_by is Limit.PLACEMENT
+    house.drain_replica(1)
+    house.submit([40, 41], max_tokens=9, priority=-1)
+    house.make_plan(2)
+    assert not stream.is_running
+    house.scheduler.undrain(1, house.now)
+    house.make_plan(1)
+    assert replica_of(stream) == 1
+
+
+def test_an_idle_replica_is_better_than_one_that_runs_something() -> None:
+    house = House()
+    for replica_id in (1, 2):
+        house.attach(spec(replica_id))
+    house.submit([1], max_tokens=9)
+    house.step(1)
+    stream = house.submit([2], max_tokens=9)
+    assert house.plan(1).limited_by is Limit.PLACEMENT
+    house.make_plan(2)
+    assert replica_of(stream) == 2
+
+
 def test_a_promise_is_void_when_its_replica_is_gone() -> None:
     house = with_prefix()
     stream = house.submit(range(17), max_tokens=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_svc.core.types import Finished, FinishReason, Preempted, Scheduled
+from scheduler_svc.core.types import CoreLimits, Finished, FinishReason, Preempted, Scheduled
 from tests.core.house import House, Stream, spec
 
 
@@ -70,6 +70,39 @@ def test_a_preempted_sequence_leaves_only_what_was_answered() -> None:
     house.submit([40], max_tokens=1)
     house.make_plan()
     assert house.scheduler.statistics().replicas[0].num_cached_blocks == 4
+    house.drain()
+    house.check_outcomes()
+
+
+@pytest.mark.parametrize("leaves", ["preempted", "cancelled"])
+def test_whoever_leaves_leaves_the_block_that_it_filled_last(leaves: str) -> None:
+    house = House()
+    house.attach(spec(num_slots=1))
+    stream = house.submit([1, 2, 3], max_tokens=9, priority=1)
+    house.step()
+    house.step()  # position 3, the last of the block
+    if leaves == "cancelled":
+        house.cancel(stream)
+    else:
+        house.submit([40], max_tokens=1)
+        house.make_plan()
+    assert (stream.is_running, house.scheduler.statistics().replicas[0].num_cached_blocks) == (False, 1)
+    house.drain()
+
+
+def test_what_is_lost_twice_is_recomputed_from_the_first_loss_on() -> None:
+    house = House(CoreLimits(enable_prefix_caching=False, expected_output_tokens=0))
+    house.attach(spec(num_slots=1, max_step_tokens=8))
+    stream = house.submit(range(20), max_tokens=9, priority=1)
+    for _ in range(4):
+        house.step()  # the prompt, and position 20
+    for _ in range(2):
+        house.submit([40], max_tokens=1)
+        house.step()
+        house.step()  # it starts again, with its first eight tokens
+    starts = [event for event in stream.events if isinstance(event, Scheduled)]
+    assert [event.recomputed_tokens for event in starts] == [0, 21, 21]
+    assert [event.queue_ns for event in starts] == [1000, 1000, 1000]  # from the submission, then from each loss
     house.drain()
     house.check_outcomes()
 
