@@ -151,8 +151,10 @@ def _named(nvml: Any, word: str) -> Any:
     try:
         return nvml.nvmlDeviceGetHandleByUUID(word)
     except nvml.NVMLError:
+        if not word.startswith("GPU-"):
+            raise
         found = [handle for handle in _all_handles(nvml) if _text(nvml.nvmlDeviceGetUUID(handle)).startswith(word)]
-        if not word.startswith("GPU-") or len(found) != 1:
+        if len(found) != 1:
             raise
         return found[0]
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from octavo.gpus import visible_handles
 from octavo.metrics import MetricSet, gauge
 
 _LOG = logging.getLogger(__name__)
@@ -45,8 +46,8 @@ class Gpus:
         """`nvml` is the module pynvml, initialised, or one like it; `visible` is the variable's value."""
         self._nvml = nvml
         self._gpus = [
-            _Gpu((str(index), _text(nvml.nvmlDeviceGetName(handle))), handle)
-            for index, handle in _visible(nvml, visible)
+            _Gpu((str(nvml.nvmlDeviceGetIndex(handle)), _text(nvml.nvmlDeviceGetName(handle))), handle)
+            for handle in visible_handles(nvml, visible)
         ]
 
     def read_into(self, metrics: MetricSet) -> None:
@@ -86,19 +87,6 @@ def find_gpus() -> Gpus | None:
     except nvml.NVMLError as error:
         _LOG.debug("no GPU metrics: %s", error)
         return None
-
-
-def _visible(nvml: Any, visible: str | None) -> Iterable[tuple[int, Any]]:
-    """(index, handle) of the GPUs that the variable lets this process see: indices or UUIDs, all when it is unset."""
-    if visible is None:
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-    else:
-        words = [word.strip() for word in visible.split(",") if word.strip()]
-        handles = [
-            nvml.nvmlDeviceGetHandleByIndex(int(word)) if word.isdecimal() else nvml.nvmlDeviceGetHandleByUUID(word)
-            for word in words
-        ]
-    return [(nvml.nvmlDeviceGetIndex(handle), handle) for handle in handles]
 
 
 def _text(name: str | bytes) -> str:

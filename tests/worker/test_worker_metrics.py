@@ -154,7 +154,9 @@ class FakeNvml:
         return index
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
-        return {"GPU-b": 1}[uuid]
+        if uuid != "GPU-b":
+            raise self.NVMLError("not found")
+        return 1
 
     def nvmlDeviceGetIndex(self, handle: int) -> int:
         return handle
