@@ -9,10 +9,14 @@ import pytest
 
 from octavo.cli import main
 from octavo.cost_model import CostModel
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.types import Request
+from scheduler_svc.recorder import Recorder
 from scheduler_svc.recording import Recording, RecordingError, frame, read, write
 from scheduler_svc.replay import StepSample, limits_of, replay
+from scheduler_svc.simulation import Arrival, Simulation, Stay
 from scheduler_svc.whatif import fit_costs, workload_of
-from tests.scheduler_svc.test_recorder import COSTS, recorded
+from tests.scheduler_svc.test_recorder import COSTS, SALT, STAYS, recorded, spec
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +105,22 @@ def test_what_is_simulated_alike_comes_out_alike(dump: Path) -> None:
     # The recorded run was simulated with these costs, so only cut and refused answers may differ in length.
     recorded_ttft = sorted(t.ttft_ns for t in again.sequences.values() if t.ttft_ns is not None)
     assert same.ttft_p50_ms == pytest.approx(recorded_ttft[len(recorded_ttft) // 2 - 1] / 1e6, rel=0.3)
+
+
+def test_replicas_come_and_go_as_they_did(dump: Path) -> None:
+    stays = workload_of(read(dump.read_bytes()), None).stays
+    found = [(stay.spec.replica_id, stay.attach_at_ns, stay.detach_at_ns) for stay in stays]
+    assert found == [(stay.spec.replica_id, stay.attach_at_ns, stay.detach_at_ns) for stay in STAYS]
+
+
+def test_a_resumed_answer_is_as_long_as_it_was() -> None:
+    """By its times where they are known, else by its full blocks, prior tokens included."""
+    recorder = Recorder(Scheduler(), salt=SALT, max_bytes=1 << 20)
+    request = Request(1, "m", [1, 2, 3], 40, prior_token_ids=[4, 5], attempt=2)
+    run = Simulation(recorder, COSTS).run([Arrival(0, request, 13)], [Stay(spec(1))])
+    found = read(b"".join(recorder.dump(run.end_ns)))
+    for times, num_output in ((replay(found).sequences, 13), (None, 13)):  # 16 tokens are four full blocks
+        assert [arrival.num_output_tokens for arrival in workload_of(found, times).arrivals] == [num_output]
 
 
 def test_a_recording_without_its_beginning_needs_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from random import Random
 
 import pytest
@@ -11,11 +13,14 @@ import pytest
 from octavo.cost_model import CostModel
 from scheduler_svc.contents import Contents
 from scheduler_svc.core.limits import CoreLimits, SchedulingPolicy
+from scheduler_svc.core.plan import Limit, Planned, StepPlan, StepResult
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.types import ReplicaSpec, Request
+from scheduler_svc.core.types import FinishReason, RefusalReason, Refused, ReplicaSpec, Request, ResultMismatch
+from scheduler_svc.decisions import Decisions
+from scheduler_svc.recorded import Pseudonyms, result_record
 from scheduler_svc.recorder import Recorder
 from scheduler_svc.recording import RecordingError, from_fields, read, to_fields
-from scheduler_svc.replay import limits_of, replay
+from scheduler_svc.replay import limits_of, replay, request_of
 from scheduler_svc.simulation import Arrival, Run, Simulation, Stay
 
 SALT = b"0123456789abcdef"
@@ -141,7 +146,119 @@ def test_updates_drains_resets_and_ticks_are_inputs_too() -> None:
     found = read(b"".join(recorder.dump(run.end_ns)))
     kinds = {record.WhichOneof("input") for record in found.records}
     assert kinds >= {"update", "drain", "reset", "tick", "attach", "submit", "plan", "complete", "content"}
-    assert replay(found).difference is None
+    again = replay(found)
+    assert again.difference is None
+    num_tokens = sum(step.num_prefill_tokens + step.num_decode_rows for step in again.steps)
+    assert num_tokens == sum(replica.num_computed_tokens for replica in recorder.statistics().replicas)
+    times = [record.now_ns for record in found.records]
+    assert times == sorted(times)
+    contents = Counter(record.content.sequence_id for record in found.records if record.HasField("content"))
+    assert set(contents.values()) == {1}, "what a sequence held is told once"
+
+
+def test_a_result_that_answered_no_plan_is_recorded_as_refused() -> None:
+    recorder = Recorder(Scheduler(), salt=SALT, max_bytes=1 << 20)
+    recorder.attach(spec(1), 0)
+    recorder.submit(Request(1, "m", [1, 2, 3], 2), 0)
+    recorder.plan(1, 1)
+    with pytest.raises(ResultMismatch):
+        recorder.complete(1, StepResult(1, 1, [1, 1], [5, 6], {}), 2)
+    recorder.detach(1, 3)
+    assert replay(read(b"".join(recorder.dump(4)))).difference is None
+
+
+def test_a_request_survives_the_file_but_for_the_names_in_it() -> None:
+    request = Request(
+        sequence_id=7,
+        model="m",
+        prompt_token_ids=array("I", [1, 2, 3, 4]),
+        max_tokens=9,
+        prior_token_ids=array("I", [5, 6]),
+        prompt_logprobs_start=3,
+        adapter="a",
+        tenant="alice",
+        cache_salt="salted",
+        priority=-2,
+        deadline_ns=10**9,
+        age_ns=5,
+        group_id="family",
+        group_size=2,
+        router_id=4,
+        attempt=2,
+        crash_group_sizes=(3, 1),
+        queue_events=True,
+    )
+    recorded = Pseudonyms(SALT).request(request, has_tokens=True)
+    again = request_of(recorded, array("I", recorded.token_ids))
+    changed = {field.name for field in fields(Request) if getattr(again, field.name) != getattr(request, field.name)}
+    assert changed == {"tenant", "cache_salt", "group_id"}
+    assert all(getattr(again, name) for name in changed)
+
+
+def test_a_result_survives_the_file_but_for_its_tokens() -> None:
+    finishes = {2: FinishReason.LENGTH}
+    found = result_record(3, StepResult(1, 5, [1, 0, 1], [8, 9], finishes, (0,), 70, 6), has_tokens=False)
+    assert (found.replica_id, found.step, found.num_rows, list(found.silent_rows)) == (3, 5, 3, [1])
+    assert (list(found.token_ids), list(found.finished_rows), list(found.finish_reasons)) == ([], [2], [3])
+    assert (list(found.undelivered_rows), found.duration_ns, found.copy_ns) == ([0], 70, 6)
+
+
+def test_the_sum_tells_answers_apart() -> None:
+    def step(counts: list[int], starts: list[int]) -> StepPlan:
+        return StepPlan(1, 1, [], [], [], [], [], [0, 1], starts, counts)
+
+    answers: list[Callable[[Decisions], None]] = [
+        lambda sums: sums.add_refusal(Refused(RefusalReason.QUEUE_FULL, "f", 1, 1, "", 10)),
+        lambda sums: sums.add_refusal(Refused(RefusalReason.QUEUE_FULL, "f", 1, 1, "", 11)),
+        lambda sums: sums.add_refusal(Refused(RefusalReason.DEADLINE, "f", 1, 1, "", 10)),
+        lambda sums: sums.add_planned(1, Planned(None, [], Limit.SLOTS)),
+        lambda sums: sums.add_planned(1, Planned(None, [], Limit.BLOCKS)),
+        lambda sums: sums.add_planned(2, Planned(None, [], Limit.SLOTS)),
+        lambda sums: sums.add_planned(1, Planned(step([1, 3], [4, 0]), [], Limit.SLOTS)),
+        lambda sums: sums.add_planned(1, Planned(step([3, 1], [4, 0]), [], Limit.SLOTS)),
+        lambda sums: sums.add_planned(1, Planned(step([3, 1], [0, 4]), [], Limit.SLOTS)),
+    ]
+    values = set[int]()
+    for add in answers:
+        sums = Decisions()
+        add(sums)
+        values.add(sums.value)
+    assert len(values) == len(answers)
+
+
+def test_replicas_are_named_once_whenever_they_came_and_went() -> None:
+    recorder = Recorder(Scheduler(), salt=SALT, max_bytes=1 << 20)
+
+    def named() -> list[str]:
+        return [replica.fields["replica_id"] for replica in read(b"".join(recorder.dump(0))).header.replicas]
+
+    recorder.attach(spec(1), 0)
+    assert named() == []  # its coming is among the records
+    recorder.forget()
+    recorder.attach(spec(2), 0)
+    assert named() == ["1"]
+    recorder.detach(1, 0)
+    assert named() == ["1"]
+    recorder.forget()
+    assert named() == ["2"]
+    recorder.detach(2, 0)
+    assert named() == ["2"]  # its going is the first record
+
+
+def test_groups_in_a_state_go_by_other_names_and_come_in_whole() -> None:
+    recorder = Recorder(Scheduler(CoreLimits(max_waiting=3)), salt=SALT, max_bytes=1 << 20)
+    recorder.attach(spec(1), 0)
+    member = Request(1, "m", [1, 2], 5, tenant="alice", group_id="family", group_size=3)
+    recorder.submit(member, 0)
+    recorder.forget()
+    recorder.submit(replace(member, sequence_id=2), 1)
+    with pytest.raises(Refused):
+        recorder.submit(Request(9, "m", [1, 2], 5), 1)
+    recorder.submit(replace(member, sequence_id=3), 1)
+    data = b"".join(recorder.dump(2))
+    assert replay(read(data)).difference is None
+    assert b"family" not in data
+    assert b"alice" not in data
 
 
 def test_a_dump_in_the_middle_holds_what_is_known_of_live_sequences() -> None:
