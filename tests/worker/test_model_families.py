@@ -30,7 +30,7 @@ from tests.fakes.tiny_families import (
 )
 from tests.fakes.tiny_llama import TINY_VOCAB_SIZE
 from tests.worker.harness import Driver, RunnerShape, Tracked, build_runner, sampling
-from worker_svc.model.build import build_decoder
+from worker_svc.model.build import _kept, build_decoder
 from worker_svc.model.families import parse_config
 from worker_svc.model.sharding import shard_model
 from worker_svc.parallel.group import OneRank
@@ -233,6 +233,13 @@ def test_an_unexpected_bias_is_refused_by_name(tmp_path: Path) -> None:
     directory = write_tiny_family(tmp_path, FAMILIES["mistral"], tensors)
     with pytest.raises(WeightsError, match=r"unexpected in the checkpoint:\n  model.layers.0.self_attn.q_proj.bias"):
         build_runner(directory, SHAPE)
+
+
+def test_only_what_may_be_a_mapped_files_is_copied() -> None:
+    """A tied head on a card is the embedding itself."""
+    mapped, on_card = torch.ones(3, 2), torch.empty(3, 2, device="meta")
+    assert _kept(mapped).data_ptr() != mapped.data_ptr()
+    assert _kept(on_card) is on_card
 
 
 def test_padding_rows_are_in_every_checkpoint() -> None:

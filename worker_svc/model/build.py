@@ -170,8 +170,11 @@ def _scaled(embedding: Tensor, scale: float) -> Tensor:
 
 
 def _kept(tensor: Tensor) -> Tensor:
-    """A tensor that is used as it is, copied: it may be a view of a mapped file, and would keep all of it in memory."""
-    return tensor.clone(memory_format=torch.contiguous_format)
+    """A tensor that is used as it is; copied in main memory, where it may be a view of a mapped file and keep it all.
+
+    On a card it is a copy already, which a head that is tied to the embedding shares.
+    """
+    return tensor.clone(memory_format=torch.contiguous_format) if tensor.device.type == "cpu" else tensor.contiguous()
 
 
 def _stack(parts: list[Tensor]) -> Tensor:
