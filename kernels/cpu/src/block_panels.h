@@ -75,7 +75,7 @@ struct BlockPanel {
 #pragma GCC unroll 2
             for (int half = 0; half < kHalves; half++) {
                 steps[half] = load_half(head + half * kLanes);
-                leasts[half] = load_half(head + kPanelColumns + half * kLanes);
+                leasts[half] = BITS == 4 ? load_half(head + kPanelColumns + half * kLanes) : zero();
             }
         }
 

@@ -53,7 +53,7 @@ struct PanelSums {
     }
 };
 
-// Adds the products of a panel at `at`; asks, as it goes, for the memory at `ahead_at`.
+// Adds the products of a panel at `at`; may ask, as it goes, for the memory at `ahead_at`.
 template <int ROWS>
 INLINE void add_panel(Kind<CodedPanel>, const octavo::LinearArgs& a, const char* at, const char* ahead_at,
                       PanelSums<ROWS>& to) {
@@ -77,16 +77,17 @@ INLINE void add_panel(Kind<CodedPanel>, const octavo::LinearArgs& a, const char*
     }
 }
 
+// Asks for nothing: the processor follows blocks by itself, and asked into the second level it stops, in some runs for
+// good, to bring them into the first.
 template <int BITS, int ROWS>
-INLINE void add_panel(Kind<BlockPanel<BITS>>, const octavo::LinearArgs& a, const char* at, const char* ahead_at,
+INLINE void add_panel(Kind<BlockPanel<BITS>>, const octavo::LinearArgs& a, const char* at, const char*,
                       PanelSums<ROWS>& to) {
     using Panel = BlockPanel<BITS>;
     const int64_t depth = a.depth;
     for (int64_t block = 0; block < depth; block += kBlockDepths) {
         const typename Panel::Head head(at);
-        at += Panel::kHeadBytes, ahead_at += Panel::kHeadBytes;
-        for (int64_t k = block; k < block + kBlockDepths; k++, at += Panel::kStepBytes, ahead_at += Panel::kStepBytes) {
-            __builtin_prefetch(ahead_at, 0, kSecondLevel);
+        at += Panel::kHeadBytes;
+        for (int64_t k = block; k < block + kBlockDepths; k++, at += Panel::kStepBytes) {
             F16 weights[kHalves];
             head.decode(at, weights);
 #pragma GCC unroll 2
