@@ -157,7 +157,6 @@ class Scheduler:
         del now
         replica = self.fleet.replica(replica_id)
         replica.is_draining = True
-        self.admissions.placement.forget_replica(replica_id)
         for sequence in replica.rows.running:
             self.room.dissolve(sequence)
         return []
