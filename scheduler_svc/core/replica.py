@@ -41,8 +41,9 @@ class Replica:
         self.max_unanswered_plans = limits.max_unanswered_plans
         self.blocked_at: tuple[Limit, tuple[int, ...]] | None = None
         """Why nothing that waits fitted, and the state of queue and memory then (admission)."""
-        self.had_no_room = False
-        """Whether the plan before left somebody waiting for want of slots, blocks or tokens (scheduler)."""
+        self.no_room_at: int | None = None
+        """How many steps had been answered when the plan before left somebody waiting for want of slots, blocks or
+        tokens; None: it left nobody (scheduler)."""
         self.is_draining = False
         """Whether nothing more may enter (scheduler)."""
         self.rates = StepRates()
@@ -62,6 +63,11 @@ class Replica:
     def is_full(self) -> bool:
         """Whether it holds as many unanswered plans as it may."""
         return len(self.rows.unanswered) >= self.max_unanswered_plans
+
+    @property
+    def had_no_room(self) -> bool:
+        """Whether whoever starts now had to wait for room: who starts before another answer found it."""
+        return self.no_room_at is not None and self.no_room_at < self.counters.num_steps
 
     @property
     def load_tokens(self) -> int:

@@ -185,7 +185,7 @@ class Scheduler:
         limit = self.admissions.admit(replica, self.fleet.of_model(replica.spec.model), draft)
         plan = replica.close_step(draft)
         events = [*expired, *told.of_step(self.ledger, replica, draft, now)]
-        replica.had_no_room = limit in _NO_ROOM
+        replica.no_room_at = replica.counters.num_steps if limit in _NO_ROOM else None
         if limit is Limit.NOTHING_WAITING and draft.was_cut_short:
             limit = draft.token_limit
         if plan is not None:

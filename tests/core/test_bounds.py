@@ -116,6 +116,18 @@ def test_starts_that_found_room_say_nothing_of_how_fast_room_comes(num_replicas:
     assert 0.4 * alone_ns < told.eta_ns < 1.2 * alone_ns
 
 
+def test_a_burst_that_two_plans_let_in_at_once_has_not_waited() -> None:
+    house = House(CoreLimits(max_waiting=6))
+    house.attach(spec(num_slots=8, max_step_tokens=16, num_device_blocks=200))
+    for n in range(4):
+        house.submit([n] * 12, max_tokens=4)
+    plans = [house.make_plan(), house.make_plan()]
+    assert [len(plan.admissions) for plan in plans] == [3, 1]
+    for n in range(6):
+        house.submit([n] * 12, max_tokens=4)
+    assert refusal(house, [1]).retry_after_ns == 10**9
+
+
 def test_who_has_started_is_told_no_place() -> None:
     house = House()
     house.attach(spec())
