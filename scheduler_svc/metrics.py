@@ -88,7 +88,7 @@ LOAD_TOKENS = gauge(
     "octavo_replica_load_tokens", "Tokens that a replica's sequences still have to compute.", "model", "replica"
 )
 START_INTERVAL = gauge(
-    "octavo_queue_start_interval_seconds", "Mean time between two starts while others wait.", "model"
+    "octavo_queue_start_interval_seconds", "Mean time between two starts of those that had to wait for room.", "model"
 )
 ROUTERS = gauge("octavo_scheduler_routers", "Registered routers.")
 STARTING = gauge("octavo_scheduler_workers_starting", "Workers that have dialled in and are not ready yet.")

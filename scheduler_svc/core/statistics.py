@@ -96,4 +96,4 @@ class Statistics:
     num_expired: int = 0
     """Sequences ended by their deadline."""
     start_interval_ns: Mapping[str, int] = field(default_factory=dict)
-    """By model: time between two starts while others wait; absent: none seen yet."""
+    """By model: time between two starts of those that had to wait for room; absent: none seen yet."""

@@ -1097,7 +1097,7 @@ class QueueLoad(_message.Message):
     num_waiting: _builtins.int
     """Sequences that wait."""
     start_interval_ns: _builtins.int
-    """Time between two starts while others wait. Unset: none seen yet."""
+    """Time between two starts of those that had to wait for room. Unset: none seen yet."""
     def __init__(
         self,
         *,
