@@ -11,7 +11,7 @@ from octavo.options import DEFAULT_MODEL, Limits, OptionError, argument, check_v
 from octavo.sharding import MAX_RANKS
 
 _AT_LEAST_ONE = Limits(minimum=1)
-# Tokens that attention adds up at a time: kernels.api.KV_PARTITION, which torch comes with.
+# Tokens that attention adds up at a time. It is kernels.api.KV_PARTITION, whose import would bring torch.
 _PARTITION = 256
 
 

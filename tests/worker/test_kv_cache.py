@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from kernels.api import BackendInfo
+from kernels.api import KV_PARTITION, BackendInfo
 from octavo.machine import MachineFacts
+from octavo.options import OptionError
 from octavo.process import StartError
 from tests.fakes.tiny_llama import TinyLlama, tiny_config
 from worker_svc.config import WorkerConfig
@@ -20,6 +21,15 @@ SHAPE = model_shape(parse_config(tiny_config(TinyLlama(max_positions=8192))), 81
 BLOCK_BYTES = SHAPE.kv_block_bytes(16, "float32")
 CONFIG = WorkerConfig()
 KERNELS = BackendInfo("cpu", "avx2+panels", batch_invariant=True)
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 12, 16, 48, 128, 192, 256])
+def test_block_sizes_are_those_that_attention_divides(block_size: int) -> None:
+    if KV_PARTITION % block_size == 0:
+        assert WorkerConfig(block_size=block_size).block_size == block_size
+    else:
+        with pytest.raises(OptionError, match=f"does not divide {KV_PARTITION}"):
+            WorkerConfig(block_size=block_size)
 
 
 def test_what_others_hold_is_what_is_missing() -> None:
