@@ -87,7 +87,12 @@ def allocate_host_cache(config: WorkerConfig, backend: Backend, cache: KVCache, 
     (num_blocks,) = ranks.group.minimum((num_bytes // block_bytes,))
     _LOG.info("host tier: %d blocks, %s", num_blocks, format_bytes(num_blocks * block_bytes))
     spec = replace(cache.spec, num_blocks=num_blocks)
-    return backend.allocate_host_kv_cache(spec) if isinstance(backend, HostTier) else backend.allocate_kv_cache(spec)
+    try:
+        if isinstance(backend, HostTier):
+            return backend.allocate_host_kv_cache(spec)
+        return backend.allocate_kv_cache(spec)
+    except MemoryError as error:
+        raise StartError(f"--swap-space {config.swap_space:g}: {error}; use less, or 0 for no host tier") from error
 
 
 def _own_machine(ranks: Membership) -> MachineFacts:

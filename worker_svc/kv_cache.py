@@ -20,9 +20,9 @@ from worker_svc.device.memory import CardMemory
 from worker_svc.model.config import ModelConfig
 from worker_svc.model.names import layer_vector_items
 
-# One of so many parts of a card stays free where the KV cache would take all that others leave: fragments between
+# A card's memory divided by this stays free where the KV cache would take all that others leave: fragments between
 # tensors, and what libraries load once they need it.
-_UNSEEN_SHARE = 50
+_UNSEEN_DIVISOR = 50
 
 
 def model_shape(model: ModelConfig, max_model_len: int) -> ModelShape:
@@ -136,7 +136,7 @@ def size_card_memory(
     share = config.gpu_memory_utilization
     own_room = int(card.total_bytes * share) - card.own_bytes - workspace_bytes - graph_bytes
     free_room = card.free_bytes - workspace_bytes - graph_bytes
-    left_room = free_room - card.total_bytes // _UNSEEN_SHARE
+    left_room = free_room - card.total_bytes // _UNSEEN_DIVISOR
     room = max(0, min(own_room, left_room))
     if config.num_kv_blocks is not None:
         num_blocks, reason, room = config.num_kv_blocks, "--num-kv-blocks", max(0, free_room)
@@ -177,7 +177,7 @@ def _card_remedy(pool: KvPool, card: CardMemory, room: int, is_share_short: bool
     smaller = "lower --max-num-batched-tokens or --max-num-seqs" + (", give --enforce-eager" if graph_bytes else "")
     if is_share_short:
         # As much as is free now, rounded down.
-        unseen_bytes = card.total_bytes // _UNSEEN_SHARE
+        unseen_bytes = card.total_bytes // _UNSEEN_DIVISOR
         most = int(100 * (card.own_bytes + card.free_bytes - unseen_bytes) / card.total_bytes) / 100
         return f"use --gpu-memory-utilization {min(most, 0.99):g}, or {smaller}"
     return f"free memory of the card, {smaller}, or divide the model with --tensor-parallel-size"

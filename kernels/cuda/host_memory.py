@@ -18,7 +18,7 @@ def pinned_zeros(shape: tuple[int, ...], dtype: torch.dtype, runtime: Any = None
     """Zeros in pinned memory, and what unpins it, to be called once when no copy runs and before the memory goes.
 
     `runtime` stands for torch.cuda.cudart(), with its calls cudaHostRegister and cudaHostUnregister. Raises
-    RuntimeError where there is not so much memory, or the driver does not pin it.
+    MemoryError where there is not so much memory, or the driver does not pin it.
     """
     runtime = torch.cuda.cudart() if runtime is None else runtime  # type: ignore[no-untyped-call]
     num_bytes = prod(shape) * dtype.itemsize
@@ -26,10 +26,10 @@ def pinned_zeros(shape: tuple[int, ...], dtype: torch.dtype, runtime: Any = None
         # Of whole pages: the driver pins pages, and none twice.
         pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
-        raise RuntimeError(f"{num_bytes} bytes of host memory cannot be had: {error.strerror}") from error
+        raise MemoryError(f"{num_bytes} bytes of host memory cannot be had: {error.strerror}") from error
     data = torch.frombuffer(pages, dtype=torch.uint8)
     address = data.data_ptr()
     status = runtime.cudaHostRegister(address, num_bytes, 0)
     if status != runtime.cudaError.success:
-        raise RuntimeError(f"{num_bytes} bytes of host memory cannot be pinned: {runtime.cudaGetErrorString(status)}")
+        raise MemoryError(f"{num_bytes} bytes of host memory cannot be pinned: {runtime.cudaGetErrorString(status)}")
     return data.view(dtype).view(shape), lambda: runtime.cudaHostUnregister(address)

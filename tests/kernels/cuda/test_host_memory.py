@@ -45,7 +45,7 @@ def test_as_much_is_pinned_as_was_asked_for_and_let_go_of() -> None:
 
 
 def test_memory_that_cannot_be_had_or_pinned_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match="8 bytes of host memory cannot be pinned: error 2"):
+    with pytest.raises(MemoryError, match="8 bytes of host memory cannot be pinned: error 2"):
         pinned_zeros((2,), torch.float32, FakeRuntime(status=2))
-    with pytest.raises(RuntimeError, match=r"bytes of host memory cannot be had"):
+    with pytest.raises(MemoryError, match=r"bytes of host memory cannot be had"):
         pinned_zeros((2**60,), torch.uint8, FakeRuntime())
