@@ -182,9 +182,10 @@ class Engine:
         now = self._clock()
         events = self._core.complete(replica.replica_id, wire.result_from_wire(message), now)
         replica.note_step(now)
+        # At once: one more turn of the loop costs as much as the plan.
+        planned = self._send_plans(replica)
         self._deliver(events, None)
-        # At once: the worker may have nothing to do, and one more turn of the loop costs as much as the plan.
-        self._plan(replica)
+        self._deliver(planned, replica)
         if self._scheduler.room.num_waiting or self._check_laws:
             self._plan_soon((replica,))  # for others, which what waits may suit better now
 
@@ -241,23 +242,26 @@ class Engine:
         waiting = {model for model, num in self._scheduler.room.lengths().items() if num}
         for replica in tuple(self._replicas.values()):
             if replica.replica_id in due or replica.hello.model.name in waiting:
-                self._plan(replica)
+                self._deliver(self._send_plans(replica), replica)
         if self._check_laws:
             laws.check(self._scheduler)
 
-    def _plan(self, replica: Replica) -> None:
+    def _send_plans(self, replica: Replica) -> list[Event]:
+        """Sends what may be computed now; returns what calls are to be told of it, which a worker need not wait for."""
+        events: list[Event] = []
         while len(replica.sent_ns) < self.limits.max_unanswered_plans:
             now = self._clock()
             planned = self._core.plan(replica.replica_id, now)
-            self._deliver(planned.events, replica)
+            events += planned.events
             if planned.plan is None:
-                return
+                break
             replica.sent_ns.append(now)
             message = wire.plan_to_wire(planned.plan)
             for admission, admitted in zip(planned.plan.admissions, message.admissions, strict=True):
                 call = self._calls.live.get(admission.sequence_id)
                 admitted.traceparent = call.traceparent if call is not None else ""
             replica.outbox.put_nowait(pb.AttachResponse(plan=message))
+        return events
 
     def _deliver(self, events: Iterable[Event], replica: Replica | None) -> None:
         """Hands events to their calls; `replica` is the one that they come from."""
