@@ -98,34 +98,28 @@ def test_a_promise_is_void_when_a_better_one_took_the_slot() -> None:
     assert replica_of(stream) == 1
 
 
+LONG: dict[str, Any] = {"prompt": [*range(16), *range(20, 33)], "max_tokens": 60}
+SHORT: dict[str, Any] = {"prompt": [40, 41], "max_tokens": 9}
+
+
 @pytest.mark.parametrize(
-    ("second", "better"),
+    ("second", "promised", "better"),
     [
-        ({"num_device_blocks": 8}, {"prompt": range(40, 56), "max_tokens": 9}),
-        ({"num_device_blocks": 20}, {"prompt": range(40, 57), "max_tokens": 60}),
-        ({}, {"prompt": [40, 41], "max_tokens": 9, "crash_group_sizes": (2,)}),
+        ({"num_device_blocks": 8}, LONG, {"prompt": range(40, 56), "max_tokens": 9}),
+        ({"num_device_blocks": 20}, LONG, {"prompt": range(40, 57), "max_tokens": 60}),
+        ({}, LONG, SHORT | {"crash_group_sizes": (2,)}),
+        ({}, {"prompt": range(17), "max_tokens": 9, "crash_group_sizes": (2,)}, SHORT),
     ],
-    ids=["blocks", "room for growth", "rows beside a suspect"],
+    ids=["blocks", "room for growth", "rows beside a suspect", "a suspect's being alone"],
 )
-def test_a_promise_is_void_when_a_better_one_took(second: dict[str, Any], better: dict[str, Any]) -> None:
+def test_a_promise_is_void_when_a_better_one_took(
+    second: dict[str, Any], promised: dict[str, Any], better: dict[str, Any]
+) -> None:
     house = with_prefix(CoreLimits(), **second)
-    stream = house.submit([*range(16), *range(20, 33)], max_tokens=60)
+    stream = house.submit(**promised)
     assert house.plan(1).limited_by is Limit.PLACEMENT
     house.drain_replica(1)
     house.submit(priority=-1, **better)
-    house.make_plan(2)
-    assert not stream.is_running
-    house.scheduler.undrain(1, house.now)
-    house.make_plan(1)
-    assert replica_of(stream) == 1
-
-
-def test_a_promise_to_a_suspect_is_void_where_others_run_now() -> None:
-    house = with_prefix()
-    stream = house.submit(range(17), max_tokens=9, crash_group_sizes=(2,))
-    assert house.plan(1).limited_by is Limit.PLACEMENT
-    house.drain_replica(1)
-    house.submit([40, 41], max_tokens=9, priority=-1)
     house.make_plan(2)
     assert not stream.is_running
     house.scheduler.undrain(1, house.now)
