@@ -146,8 +146,9 @@ def lark(text: str) -> types_pb2.Grammar:
     return types_pb2.Grammar(kind=types_pb2.GRAMMAR_KIND_LARK, text=text)
 
 
+# No \d: grammars know the digits of a newer Unicode than re does.
 PATTERNS = st.recursive(
-    st.sampled_from(["a", "bc", "[a-e]", "é", "日本", r"\d", "(ab|abc)", "[^x]", " ", "né{1,2}"]),
+    st.sampled_from(["a", "bc", "[a-e]", "é", "日本", "[0-9]", "(ab|abc)", "[^x]", " ", "né{1,2}"]),
     lambda inner: st.one_of(
         st.tuples(inner, inner).map("".join),
         st.tuples(inner, inner).map(lambda pair: f"({pair[0]}|{pair[1]})"),
