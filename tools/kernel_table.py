@@ -89,7 +89,7 @@ SHAPES = (
 @functools.cache
 def attention_kernels(shape: Shape) -> dict[str, Report]:
     """The kernels of a step's attention that no shape before needed, compiled by a step on CPU tensors."""
-    device = DeviceShape(architecture(shape.capability), 132)
+    device = DeviceShape(shape.capability, 132)
     backend = TritonBackend(torch.device("cpu"), shape.invariant, shape=device)
     cache = backend.allocate_kv_cache(
         KVCacheSpec(1, 32, shape.block_size, NUM_KV_HEADS, shape.head_dim, shape.cache_dtype)

@@ -27,7 +27,7 @@ from triton.runtime.errors import OutOfResources
 from kernels.api import AttentionSpec, KVCacheSpec, RaggedBatch
 from kernels.triton import TritonBackend, configs
 from kernels.triton.backend import device_shape
-from kernels.triton.configs import DecodeConfig, PrefillConfig, architecture
+from kernels.triton.configs import DecodeConfig, PrefillConfig
 from kernels.triton.layer import DeviceShape
 from tools.dry_compile import Report, dry_run
 from tools.graph_time import graph_time_ms
@@ -145,7 +145,7 @@ def sweep(head_dims: Sequence[int], print_only: bool) -> None:
 
 def dry(head_dims: Sequence[int]) -> None:
     """Compiles every candidate's kernel and prints what it takes."""
-    shape = DeviceShape(architecture(DRY_CAPABILITY), 132)
+    shape = DeviceShape(DRY_CAPABILITY, 132)
     for head_dim, (cache_bytes, dtype) in itertools.product(head_dims, CACHE_DTYPES.items()):
         spec = KVCacheSpec(1, 1, BLOCK_SIZE, NUM_KV_HEADS, head_dim, dtype)
         key = (shape.arch, head_dim, cache_bytes)

@@ -34,7 +34,6 @@ from kernels.triton import activations, kv_write, metadata, norms, quantized, qu
 from kernels.triton import cache as caches
 from kernels.triton import linear as linears
 from kernels.triton.cache import TritonCache
-from kernels.triton.configs import architecture
 from kernels.triton.decode import decode_attention
 from kernels.triton.layer import DeviceShape, LayerAttention, layer_attention
 from kernels.triton.metadata import TritonPlan
@@ -60,7 +59,6 @@ class TritonBackend:
         self._batch_invariant = batch_invariant
         self._check_faults = check_faults
         self._shape = device_shape(device) if shape is None else shape
-        self._capability = device_capability(device) if shape is None else shape.arch
         self._num_kept: Counter[str] = Counter()
         self._layers: dict[tuple[AttentionSpec, KVCacheSpec, int, torch.dtype], LayerAttention] = {}
 
@@ -69,7 +67,7 @@ class TritonBackend:
         products = "fixed" if self._batch_invariant else "cublas"
         note = "" if self._batch_invariant else "matrix products and prefill sum in an order that depends on the batch"
         kept = ", ".join(f"{kind} ({number})" for kind, number in self._num_kept.most_common())
-        return BackendInfo("triton", f"sm_{self._capability}+{products}", self._batch_invariant, note, kept)
+        return BackendInfo("triton", f"sm_{self._shape.capability}+{products}", self._batch_invariant, note, kept)
 
     def set_num_threads(self, num_threads: int) -> None:
         """The host's threads; they change nothing here."""
@@ -184,10 +182,4 @@ class TritonBackend:
 def device_shape(device: torch.device) -> DeviceShape:
     """What launches need to know of a CUDA device. Raises ValueError for one that is too old."""
     properties = torch.cuda.get_device_properties(device)
-    return DeviceShape(architecture(device_capability(device)), properties.multi_processor_count)
-
-
-def device_capability(device: torch.device) -> int:
-    """90 for compute capability 9.0. Cards of one table may yet round otherwise: their matrix units differ."""
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor
+    return DeviceShape(10 * properties.major + properties.minor, properties.multi_processor_count)

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from kernels.api import KV_PARTITION, AttentionSpec, KVCacheSpec
-from kernels.triton.configs import DecodeConfig, PrefillConfig, attention_configs
+from kernels.triton.configs import DecodeConfig, PrefillConfig, architecture, attention_configs
 from kernels.triton.launch import UNFUSED
 
 _LOG2_E = math.log2(math.e)
@@ -23,15 +23,23 @@ _TRITON_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bf
 
 @dataclass(frozen=True)
 class DeviceShape:
-    """What launches depend on besides a step's sizes."""
+    """What launches depend on besides a step's sizes. Raises ValueError for a device that is too old."""
 
-    # The architecture whose tables are used: see configs.architecture.
-    arch: int
+    # 90 for compute capability 9.0. Cards of one architecture may yet round otherwise: their matrix units differ.
+    capability: int
     num_multiprocessors: int
     # Most memory for partial results of decode.
     scratch_bytes: int = 512 << 20
     # Pairs (token, head) that a program rotates.
     rotated_pairs: int = 16
+
+    def __post_init__(self) -> None:
+        architecture(self.capability)
+
+    @property
+    def arch(self) -> int:
+        """The architecture whose tables are used."""
+        return architecture(self.capability)
 
 
 def compute_dtype(query: torch.dtype, cache: torch.dtype) -> torch.dtype:
