@@ -24,7 +24,6 @@ from torch import Tensor
 
 from kernels.extensions import FusableLayer, FusedLayers, HostTier, LayerFusion, QuantizedLinears, SecondCopies
 from kernels.layer_types import (
-    KV_PARTITION,
     AttentionPlan,
     AttentionSpec,
     GatedActivation,
@@ -35,6 +34,7 @@ from kernels.layer_types import (
     RaggedBatch,
     RopeTable,
 )
+from kernels.partition import KV_PARTITION
 from kernels.sampling_types import Logprobs, Samples, SamplingBatch, splitmix64, uniforms
 
 __all__ = [

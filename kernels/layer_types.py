@@ -11,9 +11,6 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-# Attention sums over KV positions [i * 256, (i + 1) * 256), then over i: a constant of the numerics, not the cache's.
-KV_PARTITION = 256
-
 # What gates an MLP: `silu_mul` or `gelu_mul`.
 GatedActivation = Literal["silu", "gelu_tanh"]
 

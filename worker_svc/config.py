@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from kernels.partition import KV_PARTITION
 from octavo.common_options import InternalTlsOptions, ObservedOptions, ScrapedOptions
 from octavo.cost_model import parse_costs
 from octavo.options import DEFAULT_MODEL, Limits, OptionError, argument, check_values, option
 from octavo.sharding import MAX_RANKS
 
 _AT_LEAST_ONE = Limits(minimum=1)
-# Tokens that attention adds up at a time. It is kernels.api.KV_PARTITION, whose import would bring torch.
-_PARTITION = 256
 
 
 @dataclass(frozen=True)
@@ -120,9 +119,9 @@ class WorkerConfig(ObservedOptions, InternalTlsOptions, ScrapedOptions):
             raise OptionError("--device", self.device, "must be auto, cpu, cuda or cuda:N", "Use cuda:0 for the first")
         if self.device == "cpu" and self.kernels == "triton":
             raise OptionError("--kernels", self.kernels, "runs on GPUs, and --device is cpu", "Leave one of them out")
-        if _PARTITION % self.block_size and not self.simulate:
+        if KV_PARTITION % self.block_size and not self.simulate:
             raise OptionError(
-                "--block-size", self.block_size, f"does not divide {_PARTITION}", "Use 16, or 8, 32, 64, 128 or 256"
+                "--block-size", self.block_size, f"does not divide {KV_PARTITION}", "Use 16, or 8, 32, 64, 128 or 256"
             )
         if self.num_kv_blocks is not None and self.kv_cache_memory is not None:
             raise OptionError(
