@@ -88,7 +88,7 @@ class StepInFlight:
         self.wait()
         outcome = settler.settle(self.launched)
         copy_ns = None if self._aside is None else self._aside.duration_ns()
-        self.outcome = replace(outcome, copy_ns=copy_ns or 0)
+        self.outcome = replace(outcome, copy_ns=copy_ns) if copy_ns else outcome
 
 
 class Runner:
