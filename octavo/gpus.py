@@ -153,7 +153,7 @@ def _named(nvml: Any, word: str) -> Any:
     except nvml.NVMLError:
         if not word.startswith("GPU-"):
             raise
-        found = [handle for handle in _all_handles(nvml) if _text(nvml.nvmlDeviceGetUUID(handle)).startswith(word)]
+        found = [handle for handle in _all_handles(nvml) if nvml_text(nvml.nvmlDeviceGetUUID(handle)).startswith(word)]
         if len(found) != 1:
             raise
         return found[0]
@@ -171,8 +171,8 @@ def _card(nvml: Any, handle: Any) -> Card:
     modes = _asked(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle), default=(0, 0))
     users = _asked(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle), default=())
     return Card(
-        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
-        name=_text(nvml.nvmlDeviceGetName(handle)),
+        uuid=nvml_text(nvml.nvmlDeviceGetUUID(handle)),
+        name=nvml_text(nvml.nvmlDeviceGetName(handle)),
         architecture=10 * major + minor,
         total_bytes=memory.total,
         free_bytes=memory.free,
@@ -203,7 +203,7 @@ def _reaches(nvml: Any, first: Any, second: Any, how: int) -> bool:
 
 
 def _driver(nvml: Any) -> tuple[str | None, tuple[int, int] | None]:
-    version = _asked(nvml, lambda: _text(nvml.nvmlSystemGetDriverVersion()), default=None)
+    version = _asked(nvml, lambda: nvml_text(nvml.nvmlSystemGetDriverVersion()), default=None)
     number = _asked(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2, default=None)
     return version, None if number is None else (number // 1000, number % 1000 // 10)
 
@@ -242,7 +242,8 @@ def _has_driver_library(root: Path) -> bool:
     return any((root / place / "libcuda.so.1").exists() for place in places)
 
 
-def _text(name: str | bytes) -> str:
+def nvml_text(name: str | bytes) -> str:
+    """What NVML names a thing: older bindings give bytes."""
     return name.decode() if isinstance(name, bytes) else name
 
 

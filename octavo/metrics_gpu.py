@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.gpus import visible_handles
+from octavo.gpus import nvml_text, visible_handles
 from octavo.metrics import MetricSet, gauge
 
 _LOG = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Gpus:
         """`nvml` is the module pynvml, initialised, or one like it; `visible` is the variable's value."""
         self._nvml = nvml
         self._gpus = [
-            _Gpu((str(nvml.nvmlDeviceGetIndex(handle)), _text(nvml.nvmlDeviceGetName(handle))), handle)
+            _Gpu((str(nvml.nvmlDeviceGetIndex(handle)), nvml_text(nvml.nvmlDeviceGetName(handle))), handle)
             for handle in visible_handles(nvml, visible)
         ]
 
@@ -87,7 +87,3 @@ def find_gpus() -> Gpus | None:
     except nvml.NVMLError as error:
         _LOG.debug("no GPU metrics: %s", error)
         return None
-
-
-def _text(name: str | bytes) -> str:
-    return name.decode() if isinstance(name, bytes) else name
