@@ -86,18 +86,6 @@ def test_a_slot_is_promised_once() -> None:
     assert (replica_of(first), replica_of(second)) == (2, 1)
 
 
-def test_a_promise_is_void_when_a_better_one_took_the_slot() -> None:
-    house = with_prefix(num_slots=1)
-    stream = house.submit(range(17), max_tokens=1)
-    assert house.plan(1).limited_by is Limit.PLACEMENT
-    house.drain_replica(1)
-    house.submit([40, 41], max_tokens=9, priority=-1)
-    house.make_plan(2)
-    house.scheduler.undrain(1, house.now)
-    house.make_plan(1)
-    assert replica_of(stream) == 1
-
-
 LONG: dict[str, Any] = {"prompt": [*range(16), *range(20, 33)], "max_tokens": 60}
 SHORT: dict[str, Any] = {"prompt": [40, 41], "max_tokens": 9}
 
@@ -105,12 +93,13 @@ SHORT: dict[str, Any] = {"prompt": [40, 41], "max_tokens": 9}
 @pytest.mark.parametrize(
     ("second", "promised", "better"),
     [
+        ({"num_slots": 1}, {"prompt": range(17), "max_tokens": 1}, SHORT),
         ({"num_device_blocks": 8}, LONG, {"prompt": range(40, 56), "max_tokens": 9}),
         ({"num_device_blocks": 20}, LONG, {"prompt": range(40, 57), "max_tokens": 60}),
         ({}, LONG, SHORT | {"crash_group_sizes": (2,)}),
         ({}, {"prompt": range(17), "max_tokens": 9, "crash_group_sizes": (2,)}, SHORT),
     ],
-    ids=["blocks", "room for growth", "rows beside a suspect", "a suspect's being alone"],
+    ids=["the slot", "blocks", "room for growth", "rows beside a suspect", "a suspect's being alone"],
 )
 def test_a_promise_is_void_when_a_better_one_took(
     second: dict[str, Any], promised: dict[str, Any], better: dict[str, Any]
